@@ -1,0 +1,512 @@
+#include "api/validate.h"
+
+#include <algorithm>
+#include <array>
+#include <cfloat>
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "api/error.h"
+
+namespace flash_kda {
+namespace {
+
+const char* name_of(int32_t dtype) {
+  switch (dtype) {
+    case FLASH_KDA_F32: return "float32";
+    case FLASH_KDA_BF16: return "bfloat16";
+    case FLASH_KDA_F16: return "float16";
+    case FLASH_KDA_F64: return "float64";
+    case FLASH_KDA_I32: return "int32";
+    case FLASH_KDA_I64: return "int64";
+    case FLASH_KDA_BOOL: return "bool";
+    default: return "unknown";
+  }
+}
+
+/// A tensor argument with the name users know it by.
+struct Argument {
+  const char* name;
+  const flash_kda_tensor& tensor;
+
+  bool present() const { return tensor.rank != 0; }
+  int64_t elements() const {
+    int64_t n = 1;
+    for (int d = 0; d < tensor.rank; ++d) n *= tensor.shape[d];
+    return n;
+  }
+};
+
+/// One expected extent: its symbol in the documentation, and its value or kAny.
+struct Extent {
+  static constexpr int64_t kAny = -1;
+  const char* symbol;
+  int64_t value = kAny;
+};
+
+std::string text_of_shape(const flash_kda_tensor& t) {
+  return fmt::format("[{}]", fmt::join(t.shape, t.shape + std::clamp(t.rank, 0, FLASH_KDA_MAX_RANK), ", "));
+}
+
+std::string text_of_extents(const std::vector<Extent>& extents) {
+  std::vector<std::string> symbols, values;
+  bool known = false;
+  for (const Extent& e : extents) {
+    symbols.emplace_back(e.symbol);
+    values.push_back(e.value == Extent::kAny ? std::string(e.symbol) : std::to_string(e.value));
+    known = known || e.value != Extent::kAny;
+  }
+  return known ? fmt::format("[{}] = [{}]", fmt::join(symbols, ", "), fmt::join(values, ", "))
+               : fmt::format("[{}]", fmt::join(symbols, ", "));
+}
+
+void check_rank(const Argument& a) {
+  if (a.tensor.rank < 1 || a.tensor.rank > FLASH_KDA_MAX_RANK)
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got rank {}, accepted is 1 to {}", a.name, a.tensor.rank, FLASH_KDA_MAX_RANK);
+}
+
+void check_present(const Argument& a) {
+  if (!a.present()) fail(FLASH_KDA_ERROR_TYPE, "{}: required, but absent", a.name);
+}
+
+/// The shape must be the one of `extents`; a wrong rank, a wrong extent and a negative one are all refused here.
+void check_shape(const Argument& a, const std::vector<Extent>& extents) {
+  check_rank(a);
+  bool match = a.tensor.rank == static_cast<int32_t>(extents.size());
+  for (size_t d = 0; match && d < extents.size(); ++d)
+    match = extents[d].value == Extent::kAny ? a.tensor.shape[d] >= 0 && a.tensor.shape[d] < (int64_t{1} << 48) : a.tensor.shape[d] == extents[d].value;
+  if (!match)
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got shape {}, accepted is {}", a.name, text_of_shape(a.tensor),
+         text_of_extents(extents));
+}
+
+void check_dtype(const Argument& a, std::initializer_list<flash_kda_dtype> accepted) {
+  if (std::find(accepted.begin(), accepted.end(), a.tensor.dtype) != accepted.end()) return;
+  std::vector<const char*> names;
+  for (flash_kda_dtype d : accepted) names.push_back(name_of(d));
+  fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {} ({}), accepted is {}", a.name, name_of(a.tensor.dtype), a.tensor.dtype,
+       fmt::join(names, ", "));
+}
+
+/// Number of elements and the distance from the first to the last must fit 62 bits in bytes, so that no later arithmetic on
+/// offsets can overflow.
+void check_size(const Argument& a) {
+  const flash_kda_tensor& t = a.tensor;
+  int64_t elements = size_of(static_cast<flash_kda_dtype>(t.dtype)), span = elements;
+  bool overflow = false;
+  for (int d = 0; d < t.rank; ++d) {
+    int64_t step = 0;
+    overflow |= __builtin_mul_overflow(elements, std::max<int64_t>(t.shape[d], 1), &elements);
+    overflow |= __builtin_mul_overflow(std::max<int64_t>(t.shape[d] - 1, 0) * 8, t.shape[d] > 1 ? t.strides[d] : 0, &step);
+    overflow |= __builtin_add_overflow(span, step, &span);
+  }
+  constexpr int64_t kLimit = int64_t{1} << 62;
+  if (overflow || elements > kLimit || span > kLimit)
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got shape {} with strides [{}], accepted is a tensor that spans less than 2^62 bytes", a.name,
+         text_of_shape(t), fmt::join(t.strides, t.strides + t.rank, ", "));
+}
+
+/// Strides must not be negative and the last `contiguous` dimensions must be packed. Extents of 0 and 1 never move, so their
+/// strides are free.
+void check_strides(const Argument& a, int contiguous) {
+  check_size(a);
+  const flash_kda_tensor& t = a.tensor;
+  int64_t packed = 1;
+  for (int d = t.rank - 1; d >= 0; --d) {
+    if (t.shape[d] <= 1) continue;
+    if (t.strides[d] < 0)
+      fail(FLASH_KDA_ERROR_VALUE, "{}: got stride {} in dimension {}, accepted is 0 or more", a.name, t.strides[d], d);
+    if (d >= t.rank - contiguous && t.strides[d] != packed)
+      fail(FLASH_KDA_ERROR_VALUE, "{}: got stride {} in dimension {}, accepted is {} (the last {} must be contiguous)",
+           a.name, t.strides[d], d, packed, contiguous == 1 ? "dimension" : "dimensions");
+    packed *= t.shape[d];
+  }
+}
+
+void check_data(const Argument& a) {
+  if (a.tensor.data == nullptr) {
+    if (a.elements() > 0) fail(FLASH_KDA_ERROR_VALUE, "{}: data is null, accepted is a pointer to {} elements", a.name, a.elements());
+    return;
+  }
+  const auto address = reinterpret_cast<uintptr_t>(a.tensor.data);
+  const auto size = static_cast<uintptr_t>(size_of(static_cast<flash_kda_dtype>(a.tensor.dtype)));
+  if (address % size != 0)
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got address {:#x}, accepted is a multiple of the element size {}", a.name, address, size);
+}
+
+// ---- Overlap ---------------------------------------------------------------------------------------------------------------
+
+/// The bytes a tensor covers: `count` windows of `span` bytes, `period` bytes apart, from `begin` on.
+struct Footprint {
+  uintptr_t begin = 0, end = 0;  // of all windows together
+  int64_t span = 0;              // bytes from the first to behind the last element of one window
+  int64_t period = 0;            // 0: one window
+};
+
+/// The window is everything inside one step of the smallest stride that leaves a gap behind it (the token stride of a slice of
+/// a fused projection, the slot stride of a padded pool); every larger stride must be a multiple of it.
+Footprint footprint_of(const Argument& a) {
+  const flash_kda_tensor& t = a.tensor;
+  const int64_t size = size_of(static_cast<flash_kda_dtype>(t.dtype));
+  int64_t all = size;
+  for (int d = 0; d < t.rank; ++d) all += (t.shape[d] - 1) * t.strides[d] * size;
+  Footprint f;
+  f.begin = reinterpret_cast<uintptr_t>(t.data);
+  f.end = f.begin + static_cast<uintptr_t>(all);
+  f.span = all;
+  for (int candidate = 0; candidate < t.rank; ++candidate) {
+    const int64_t stride = t.strides[candidate] * size;
+    if (t.shape[candidate] <= 1 || stride == 0 || (f.period != 0 && stride >= f.period)) continue;
+    int64_t below = size;
+    bool repeats = true;
+    for (int d = 0; d < t.rank; ++d) {
+      if (t.shape[d] <= 1 || d == candidate) continue;
+      const int64_t other = t.strides[d] * size;
+      if (other < stride)
+        below += (t.shape[d] - 1) * other;
+      else
+        repeats = repeats && other % stride == 0;
+    }
+    if (repeats && below < stride) {
+      f.period = stride;
+      f.span = below;
+    }
+  }
+  return f;
+}
+
+bool overlaps(const Footprint& a, const Footprint& b) {
+  if (a.end <= b.begin || b.end <= a.begin) return false;
+  if (a.period == 0 || a.period != b.period) return true;
+  const auto period = static_cast<uintptr_t>(a.period);
+  const auto offset = static_cast<int64_t>((b.begin % period + period - a.begin % period) % period);
+  return offset < a.span || offset + b.span > a.period;  // b begins inside a's window, or runs into a's next one
+}
+
+/// Elements of an output must be distinct: sorted by stride, every dimension steps over all that is below it.
+void check_distinct_elements(const Argument& a) {
+  const flash_kda_tensor& t = a.tensor;
+  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, extent
+  for (int d = 0; d < t.rank; ++d) {
+    if (t.shape[d] == 0) return;
+    if (t.shape[d] > 1) dims.emplace_back(t.strides[d], t.shape[d]);
+  }
+  std::sort(dims.begin(), dims.end());
+  int64_t below = 1;
+  for (const auto& [stride, extent] : dims) {
+    if (stride < below)
+      fail(FLASH_KDA_ERROR_VALUE, "{}: got strides [{}] for shape {}, accepted are strides without elements that overlap", a.name,
+           fmt::join(t.strides, t.strides + t.rank, ", "), text_of_shape(t));
+    below += stride * (extent - 1);
+  }
+}
+
+bool same_memory(const flash_kda_tensor& a, const flash_kda_tensor& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && std::equal(a.shape, a.shape + a.rank, b.shape) &&
+         std::equal(a.strides, a.strides + a.rank, b.strides);
+}
+
+/// No output may share memory with another output or with an input. `initial` and `final` (either may be absent) may be exactly
+/// the same memory.
+void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs, const flash_kda_tensor* initial,
+                   const flash_kda_tensor* final) {
+  struct Range {
+    const Argument* argument;
+    Footprint footprint;
+  };
+  const auto ranges_of = [](const std::vector<Argument>& arguments) {
+    std::vector<Range> ranges;
+    for (const Argument& a : arguments)
+      if (a.present() && a.tensor.data != nullptr && a.elements() > 0) ranges.push_back({&a, footprint_of(a)});
+    return ranges;
+  };
+  const std::vector<Range> in = ranges_of(inputs), out = ranges_of(outputs);
+  const auto check_pair = [&](const Range& o, const Range& other) {
+    const bool state_pair = &o.argument->tensor == final && &other.argument->tensor == initial;
+    if (state_pair && same_memory(*initial, *final)) return;
+    if (overlaps(o.footprint, other.footprint))
+      fail(FLASH_KDA_ERROR_VALUE, "{}: its memory overlaps {}, accepted is memory of its own{}", o.argument->name,
+           other.argument->name, state_pair ? " or exactly the same tensor" : "");
+  };
+  for (size_t i = 0; i < out.size(); ++i) {
+    check_distinct_elements(*out[i].argument);
+    for (size_t j = 0; j < i; ++j) check_pair(out[i], out[j]);
+    for (const Range& r : in) check_pair(out[i], r);
+  }
+}
+
+// ---- Shared by both operators ------------------------------------------------------------------------------------------------
+
+template <typename Enum>
+Enum check_option(const char* name, int32_t value, Enum first, Enum last, const char* accepted) {
+  if (value < first || value > last) fail(FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted is {}", name, value, accepted);
+  return static_cast<Enum>(value);
+}
+
+TokenTensor token_tensor(const flash_kda_tensor& t) {
+  return {t.data, static_cast<flash_kda_dtype>(t.dtype), t.strides[0], t.strides[1], t.strides[2]};
+}
+
+/// Contiguous [N] control tensor; nullptr if absent.
+template <typename T>
+const T* vector_argument(const Argument& a, flash_kda_dtype dtype, Extent extent, Purpose purpose) {
+  if (!a.present()) return nullptr;
+  check_shape(a, {extent});
+  check_dtype(a, {dtype});
+  check_strides(a, 1);
+  if (purpose == Purpose::kRun) check_data(a);
+  return static_cast<const T*>(a.tensor.data);
+}
+
+/// State tensor [N or slots, HV, V, K]. `rows`: the extent without an index, kAny with one.
+StateTensor state_argument(const Argument& a, Extent rows, const Params& p, const int32_t* index, Purpose purpose) {
+  check_shape(a, {rows, {"HV", p.HV}, {"V", p.V}, {"K", p.K}});
+  if (p.backend == FLASH_KDA_BACKEND_REFERENCE)
+    check_dtype(a, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16, FLASH_KDA_F64});
+  else if (p.backend == FLASH_KDA_BACKEND_CPU)
+    check_dtype(a, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16});
+  else
+    check_dtype(a, {FLASH_KDA_F32, FLASH_KDA_BF16});
+  check_strides(a, 1);
+  if (purpose == Purpose::kRun) check_data(a);
+  const flash_kda_tensor& t = a.tensor;
+  return {t.data, static_cast<flash_kda_dtype>(t.dtype), t.shape[0], t.strides[0], t.strides[1], t.strides[2], index};
+}
+
+/// cu_seqlens in host memory: starts at 0, never decreases, ends at T or before. `longest` bounds each sequence.
+template <typename T>
+void check_cu_seqlens(const T* cu, const Params& p, int64_t longest) {
+  if (cu[0] != 0) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[0]: got {}, accepted is 0", cu[0]);
+  for (int64_t n = 1; n <= p.N; ++n) {
+    if (cu[n] < cu[n - 1])
+      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got {} after {}, accepted is a sequence that never decreases", n, cu[n], cu[n - 1]);
+    if (cu[n] > p.T) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got {}, accepted is at most T = {}", n, cu[n], p.T);
+    if (cu[n] - cu[n - 1] > longest)
+      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got a sequence of {} tokens, accepted is at most {}", n, cu[n] - cu[n - 1], longest);
+  }
+}
+
+/// Everything that forward and decode have in common: tokens, parameters, options. Args is either argument struct.
+template <typename Args>
+Params validate_common(const Args& args, Operator op, Purpose purpose) {
+  if (args.struct_size != sizeof(Args))
+    fail(FLASH_KDA_ERROR_VALUE, "struct_size: got {}, accepted is {} (call flash_kda_{}_args_init first)", args.struct_size,
+         sizeof(Args), op == Operator::kForward ? "forward" : "decode");
+  Params p;
+  p.op = op;
+  p.backend = check_option("backend", args.backend, FLASH_KDA_BACKEND_CPU, FLASH_KDA_BACKEND_REFERENCE,
+                           "1 (CPU), 2 (CUDA) or 3 (reference)");
+  p.gate = check_option("gate", args.gate, FLASH_KDA_GATE_BOUNDED, FLASH_KDA_GATE_LOG, "1 (bounded), 2 (softplus) or 3 (log)");
+  p.beta_form = check_option("beta_form", args.beta_form, FLASH_KDA_BETA_LOGITS, FLASH_KDA_BETA_TWICE_SIGMOID,
+                             "1 (logits), 2 (probabilities) or 3 (twice sigmoid)");
+  p.l2norm = args.l2norm != 0;
+  p.batch_invariant = args.batch_invariant != 0;
+  p.check_cu_seqlens = args.check_cu_seqlens != 0;
+  p.device = args.device;
+  p.num_threads = args.num_threads;
+  p.stream = args.stream;
+  p.workspace = args.workspace;
+  p.workspace_size = args.workspace_size;
+  if (p.device < 0) fail(FLASH_KDA_ERROR_VALUE, "device: got {}, accepted is 0 or more", p.device);
+  if (p.num_threads < 0) fail(FLASH_KDA_ERROR_VALUE, "num_threads: got {}, accepted is 0 (automatic) or more", p.num_threads);
+
+  const Argument q{"q", args.q}, k{"k", args.k}, v{"v", args.v}, g{"g", args.g}, beta{"beta", args.beta}, out{"out", args.out};
+  for (const Argument* a : {&q, &k, &v, &g, &beta, &out}) check_present(*a);
+  check_shape(q, {{"B"}, {"T"}, {"H"}, {"K"}});
+  p.B = q.tensor.shape[0];
+  p.T = q.tensor.shape[1];
+  const int64_t H = q.tensor.shape[2], K = q.tensor.shape[3];
+  check_shape(k, {{"B", p.B}, {"T", p.T}, {"H", H}, {"K", K}});
+  check_shape(v, {{"B", p.B}, {"T", p.T}, {"HV"}, {"V"}});
+  const int64_t HV = v.tensor.shape[2], V = v.tensor.shape[3];
+  constexpr int64_t kMaxHeads = 1 << 20;
+  if (H < 1 || H > kMaxHeads) fail(FLASH_KDA_ERROR_VALUE, "q: got H = {} heads, accepted is 1 to {}", H, kMaxHeads);
+  if (HV < 1 || HV > kMaxHeads || HV % H != 0)
+    fail(FLASH_KDA_ERROR_VALUE, "v: got HV = {} heads, accepted is a multiple of H = {}, at most {}", HV, H, kMaxHeads);
+  if (K < 1 || K > kMaxHeadDim) fail(FLASH_KDA_ERROR_VALUE, "q: got K = {}, accepted is 1 to {}", K, kMaxHeadDim);
+  if (V < 1 || V > kMaxHeadDim) fail(FLASH_KDA_ERROR_VALUE, "v: got V = {}, accepted is 1 to {}", V, kMaxHeadDim);
+  p.H = static_cast<int>(H);
+  p.HV = static_cast<int>(HV);
+  p.K = static_cast<int>(K);
+  p.V = static_cast<int>(V);
+  check_shape(g, {{"B", p.B}, {"T", p.T}, {"HV", HV}, {"K", K}});
+  check_shape(beta, {{"B", p.B}, {"T", p.T}, {"HV", HV}});
+  check_shape(out, {{"B", p.B}, {"T", p.T}, {"HV", HV}, {"V", V}});
+
+  for (const Argument* a : {&q, &k, &v, &g, &beta}) check_dtype(*a, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16});
+  for (const Argument* a : {&k, &v})
+    if (a->tensor.dtype != q.tensor.dtype)
+      fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is the dtype of q, {}", a->name, name_of(a->tensor.dtype), name_of(q.tensor.dtype));
+  if (p.backend == FLASH_KDA_BACKEND_REFERENCE)
+    check_dtype(out, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16, FLASH_KDA_F64});
+  else
+    check_dtype(out, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16});
+  for (const Argument* a : {&q, &k, &v, &g, &out}) check_strides(*a, 1);
+  check_strides(beta, 0);
+  if (purpose == Purpose::kRun)
+    for (const Argument* a : {&q, &k, &v, &g, &beta, &out}) check_data(*a);
+  p.q = token_tensor(q.tensor);
+  p.k = token_tensor(k.tensor);
+  p.v = token_tensor(v.tensor);
+  p.g = token_tensor(g.tensor);
+  p.beta = token_tensor(beta.tensor);
+  p.out = token_tensor(out.tensor);
+
+  const Argument A_log{"A_log", args.A_log}, dt_bias{"dt_bias", args.dt_bias};
+  p.A_log = vector_argument<float>(A_log, FLASH_KDA_F32, {"HV", HV}, purpose);
+  if (dt_bias.present()) {
+    check_rank(dt_bias);
+    if (dt_bias.tensor.rank == 1)
+      check_shape(dt_bias, {{"HV * K", HV * K}});
+    else
+      check_shape(dt_bias, {{"HV", HV}, {"K", K}});
+    check_dtype(dt_bias, {FLASH_KDA_F32});
+    check_strides(dt_bias, dt_bias.tensor.rank);
+    if (purpose == Purpose::kRun) check_data(dt_bias);
+    p.dt_bias = static_cast<const float*>(dt_bias.tensor.data);
+  }
+  if (p.gate == FLASH_KDA_GATE_LOG)
+    for (const Argument* a : {&A_log, &dt_bias})
+      if (a->present()) fail(FLASH_KDA_ERROR_VALUE, "{}: given with the log gate, accepted is absent (g is the activated log-gate)", a->name);
+
+  const Argument cu{"cu_seqlens", args.cu_seqlens};
+  p.N = p.B;
+  if (cu.present()) {
+    if (p.B != 1) fail(FLASH_KDA_ERROR_VALUE, "q: got B = {}, accepted with cu_seqlens is B = 1", p.B);
+    check_shape(cu, {{"N + 1"}});
+    if (cu.tensor.shape[0] < 1) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens: got shape [0], accepted is [N + 1] with N >= 0");
+    check_dtype(cu, {FLASH_KDA_I32, FLASH_KDA_I64});
+    check_strides(cu, 1);
+    p.N = cu.tensor.shape[0] - 1;
+    p.cu_seqlens = cu.tensor.data;
+    p.cu_seqlens_is_64bit = cu.tensor.dtype == FLASH_KDA_I64;
+    if (purpose == Purpose::kRun) check_data(cu);
+  }
+  const int64_t longest = op == Operator::kDecode ? kMaxDecodeTokens : std::numeric_limits<int64_t>::max();
+  if (cu.present() && purpose == Purpose::kRun && p.backend != FLASH_KDA_BACKEND_CUDA) {
+    if (p.cu_seqlens_is_64bit)
+      check_cu_seqlens(static_cast<const int64_t*>(p.cu_seqlens), p, longest);
+    else
+      check_cu_seqlens(static_cast<const int32_t*>(p.cu_seqlens), p, longest);
+  }
+  if (!cu.present() && p.T > longest) fail(FLASH_KDA_ERROR_VALUE, "q: got T = {}, accepted by decode is at most {}", p.T, longest);
+
+  if (p.gate == FLASH_KDA_GATE_BOUNDED && !(args.lower_bound >= -5.0F && args.lower_bound < 0.0F))
+    fail(FLASH_KDA_ERROR_VALUE, "lower_bound: got {}, accepted is -5 <= lower_bound < 0", args.lower_bound);
+  p.lower_bound = args.lower_bound;
+  p.scale = args.scale == FLASH_KDA_DEFAULT_SCALE ? 1.0F / std::sqrt(static_cast<float>(K)) : args.scale;
+  if (!std::isfinite(p.scale)) fail(FLASH_KDA_ERROR_VALUE, "scale: got {}, accepted is a finite number", args.scale);
+
+  p.has_initial_state =
+      vector_argument<uint8_t>({"has_initial_state", args.has_initial_state}, FLASH_KDA_BOOL, {"N", p.N}, purpose);
+  return p;
+}
+
+/// The checkpoints of host memory: sequences exist, offsets are multiples of kCheckpointStep.
+void check_checkpoints(const Params& p) {
+  for (int64_t m = 0; m < p.M; ++m) {
+    const int32_t sequence = p.checkpoints[2 * m], offset = p.checkpoints[2 * m + 1];
+    if (sequence < 0 || sequence >= p.N)
+      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got sequence {}, accepted is 0 to N - 1 = {}", m, sequence, p.N - 1);
+    if (offset < 0 || offset % kCheckpointStep != 0)
+      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got offset {}, accepted is a multiple of {}", m, offset, kCheckpointStep);
+  }
+}
+
+}  // namespace
+
+Params validate(const flash_kda_forward_args& args, Purpose purpose) {
+  Params p = validate_common(args, Operator::kForward, purpose);
+
+  const Argument initial{"initial_state", args.initial_state}, final{"final_state", args.final_state};
+  const Argument read{"read_index", args.read_index}, write{"write_index", args.write_index};
+  if (read.present() && !initial.present())
+    fail(FLASH_KDA_ERROR_VALUE, "read_index: given without initial_state, accepted is both or neither");
+  if (write.present() && !final.present())
+    fail(FLASH_KDA_ERROR_VALUE, "write_index: given without final_state, accepted is both or neither");
+  if (p.has_initial_state != nullptr && !initial.present())
+    fail(FLASH_KDA_ERROR_VALUE, "has_initial_state: given without initial_state, accepted is both or neither");
+  const Extent n{"N", p.N}, slots{"slots"};
+  if (initial.present()) {
+    const auto* index = vector_argument<int32_t>(read, FLASH_KDA_I32, n, purpose);
+    p.initial_state = state_argument(initial, read.present() ? slots : n, p, index, purpose);
+  }
+  if (final.present()) {
+    const auto* index = vector_argument<int32_t>(write, FLASH_KDA_I32, n, purpose);
+    p.final_state = state_argument(final, write.present() ? slots : n, p, index, purpose);
+  }
+
+  const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
+  const Argument index{"checkpoint_index", args.checkpoint_index};
+  if (points.present() != states.present())
+    fail(FLASH_KDA_ERROR_VALUE, "{}: given without {}, accepted is both or neither", points.present() ? points.name : states.name,
+         points.present() ? states.name : points.name);
+  if (index.present() && !points.present())
+    fail(FLASH_KDA_ERROR_VALUE, "checkpoint_index: given without checkpoints, accepted is both or neither");
+  if (points.present()) {
+    check_shape(points, {{"M"}, {"2", 2}});
+    check_dtype(points, {FLASH_KDA_I32});
+    check_strides(points, 2);
+    if (purpose == Purpose::kRun) check_data(points);
+    p.M = points.tensor.shape[0];
+    p.checkpoints = static_cast<const int32_t*>(points.tensor.data);
+    const Extent m{"M", p.M};
+    const auto* slot = vector_argument<int32_t>(index, FLASH_KDA_I32, m, purpose);
+    p.checkpoint_state = state_argument(states, index.present() ? slots : m, p, slot, purpose);
+    if (purpose == Purpose::kRun && p.backend != FLASH_KDA_BACKEND_CUDA) check_checkpoints(p);
+  }
+
+  if (purpose == Purpose::kRun) {
+    const std::vector<Argument> inputs{{"q", args.q},
+                                       {"k", args.k},
+                                       {"v", args.v},
+                                       {"g", args.g},
+                                       {"beta", args.beta},
+                                       {"A_log", args.A_log},
+                                       {"dt_bias", args.dt_bias},
+                                       {"cu_seqlens", args.cu_seqlens},
+                                       initial,
+                                       read,
+                                       write,
+                                       {"has_initial_state", args.has_initial_state},
+                                       points,
+                                       index};
+    check_overlap(inputs, {{"out", args.out}, final, states}, &args.initial_state, &args.final_state);
+  }
+  return p;
+}
+
+Params validate(const flash_kda_decode_args& args, Purpose purpose) {
+  Params p = validate_common(args, Operator::kDecode, purpose);
+  const Argument state{"state", args.state}, read{"read_index", args.read_index}, write{"write_index", args.write_index};
+  check_present(state);
+  const Extent n{"N", p.N};
+  const auto* read_index = vector_argument<int32_t>(read, FLASH_KDA_I32, n, purpose);
+  const auto* write_index = write.present() ? vector_argument<int32_t>(write, FLASH_KDA_I32, n, purpose) : read_index;
+  if (write.present() && !read.present())
+    fail(FLASH_KDA_ERROR_VALUE, "write_index: given without read_index, accepted is both, or read_index alone");
+  p.initial_state = state_argument(state, read.present() ? Extent{"slots"} : n, p, read_index, purpose);
+  p.final_state = p.initial_state;
+  p.final_state.index = write_index;
+  if (purpose == Purpose::kRun) {
+    const std::vector<Argument> inputs{{"q", args.q},
+                                       {"k", args.k},
+                                       {"v", args.v},
+                                       {"g", args.g},
+                                       {"beta", args.beta},
+                                       {"A_log", args.A_log},
+                                       {"dt_bias", args.dt_bias},
+                                       {"cu_seqlens", args.cu_seqlens},
+                                       read,
+                                       write,
+                                       {"has_initial_state", args.has_initial_state}};
+    check_overlap(inputs, {{"out", args.out}, state}, nullptr, nullptr);
+  }
+  return p;
+}
+
+}  // namespace flash_kda
