@@ -1,4 +1,4 @@
-// Which tokens and which state slots a sequence has: shared by the reference and the fast CPU backend.
+// Which tokens and which state slots a sequence has. constexpr, so that host and device share the one definition.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ struct Sequence {
   int64_t length = 0;
 };
 
-inline Sequence sequence_of(const Params& p, int64_t n) {
+constexpr Sequence sequence_of(const Params& p, int64_t n) {
   if (p.cu_seqlens == nullptr) return {n, 0, p.T};
   const auto at = [&](int64_t i) {
     return p.cu_seqlens_is_64bit ? static_cast<const int64_t*>(p.cu_seqlens)[i]
@@ -24,7 +24,7 @@ inline Sequence sequence_of(const Params& p, int64_t n) {
 }
 
 /// Slot of row `n`, or -1: absent, a negative index, or one past the pool.
-inline int64_t slot_of(const StateTensor& s, int64_t n) {
+constexpr int64_t slot_of(const StateTensor& s, int64_t n) {
   if (s.data == nullptr) return -1;
   const int64_t slot = s.index == nullptr ? n : s.index[n];
   return slot >= 0 && slot < s.slots ? slot : -1;
@@ -37,7 +37,7 @@ struct Slots {
   bool padded = false;  ///< both indices are given and say "none": outputs are zero, nothing else happens
 };
 
-inline Slots slots_of(const Params& p, int64_t n) {
+constexpr Slots slots_of(const Params& p, int64_t n) {
   Slots s;
   s.read = slot_of(p.initial_state, n);
   s.write = slot_of(p.final_state, n);
@@ -47,12 +47,12 @@ inline Slots slots_of(const Params& p, int64_t n) {
 }
 
 /// Offset in elements of row (head h, state row v) of `slot`.
-inline int64_t state_offset(const StateTensor& s, int64_t slot, int64_t h, int64_t v) {
+constexpr int64_t state_offset(const StateTensor& s, int64_t slot, int64_t h, int64_t v) {
   return slot * s.stride_slot + h * s.stride_head + v * s.stride_row;
 }
 
 /// Offset in elements of token t of batch row b, head h.
-inline int64_t token_offset(const TokenTensor& x, int64_t b, int64_t t, int64_t h) {
+constexpr int64_t token_offset(const TokenTensor& x, int64_t b, int64_t t, int64_t h) {
   return b * x.stride_batch + t * x.stride_token + h * x.stride_head;
 }
 
