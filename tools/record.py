@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""Merge what a GPU run left in a folder into a verification record, records/<gpu>.json.
+
+The folder, as `./dev gpu` fills it:
+
+    info.json          `flashkda info --json` of the binary that ran: its source digest, its CUDA version
+    device.json        {"device": ..., "driver": ..., "date": "YYYY-MM-DD"}
+    tests/*.xml        JUnit reports of GoogleTest, CTest and pytest
+    sanitizer/TOOL.log compute-sanitizer's output, for each of memcheck, racecheck, synccheck, initcheck
+    accuracy/*.json    {"accuracy": [row, ...]}
+    benchmarks/*.json  {"copy_tb_s": ..., "benchmarks": [row, ...]}; copy_tb_s in one of them
+
+A missing part, a failed test, a sanitizer finding or a binary built from other sources than the checkout's is refused; nothing is
+written then.
+"""
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+
+import digest
+import records
+import test_reports
+
+ACCURACY_KEYS = {"name", "path", "output", "state"}
+BENCHMARK_KEYS = {"name", "path", "ms", "floor_ms", "peers_ms"}
+
+
+class RecordError(Exception):
+    """The folder does not make a record; the message says which part and why."""
+
+
+def read_json(path):
+    try:
+        return json.loads(path.read_text())
+    except OSError:
+        raise RecordError(f"{path}: missing") from None
+    except ValueError as error:
+        raise RecordError(f"{path}: not JSON: {error}") from None
+
+
+def files_of(folder, pattern):
+    files = sorted(folder.glob(pattern))
+    if not files:
+        raise RecordError(f"{folder / pattern}: no such file")
+    return files
+
+
+def sanitizer_findings(log):
+    """The number of findings in one compute-sanitizer log; a log without a summary is an unfinished run."""
+    try:
+        text = log.read_text()
+    except OSError:
+        raise RecordError(f"{log}: missing") from None
+    summaries = re.findall(r"ERROR SUMMARY: (\d+) error|RACECHECK SUMMARY: (\d+) hazard", text)
+    if not summaries:
+        raise RecordError(f"{log}: no summary line, the run did not finish")
+    return sum(int(errors or hazards) for errors, hazards in summaries)
+
+
+def rows_of(folder, section, required):
+    """All rows of `section` in the folder's files, each checked for the keys that readers rely on, names unique per path."""
+    rows = []
+    for path in files_of(folder / section, "*.json"):
+        for row in read_json(path).get(section, []):
+            if missing := required - row.keys():
+                raise RecordError(f"{path}: row {row.get('name')} lacks {', '.join(sorted(missing))}")
+            if any((row["name"], row["path"]) == (other["name"], other["path"]) for other in rows):
+                raise RecordError(f"{path}: row {row['name']} on path {row['path']} is there twice")
+            rows.append(row)
+    if not rows:
+        raise RecordError(f"{folder / section}: no rows")
+    return rows
+
+
+def copy_speed(folder):
+    speeds = [content["copy_tb_s"] for path in files_of(folder / "benchmarks", "*.json") if "copy_tb_s" in (content := read_json(path))]
+    if len(speeds) != 1:
+        raise RecordError(f"{folder / 'benchmarks'}: copy_tb_s is in {len(speeds)} files, accepted is one")
+    return speeds[0]
+
+
+def merge(folder, expected_digest):
+    """The record of what `folder` holds, for sources with `expected_digest`."""
+    build = read_json(folder / "info.json")["build"]
+    if build["source_digest"] != expected_digest:
+        raise RecordError(f"{folder / 'info.json'}: the binary was built from {build['source_digest']}, the sources here are {expected_digest}")
+    device = read_json(folder / "device.json")
+    tests = test_reports.count_all(files_of(folder / "tests", "*.xml"))
+    if tests.failed or not tests.passed:
+        raise RecordError(f"{folder / 'tests'}: {tests.failed} failed, {tests.passed} passed")
+    sanitizer = {tool: sanitizer_findings(folder / "sanitizer" / f"{tool}.log") for tool in records.SANITIZER_TOOLS}
+    if any(sanitizer.values()):
+        raise RecordError(f"{folder / 'sanitizer'}: findings {sanitizer}")
+    return {
+        "source_digest": expected_digest,
+        "device": device["device"],
+        "driver": device["driver"],
+        "cuda": build["cuda"],
+        "date": device["date"],
+        "tests": {"passed": tests.passed, "failed": tests.failed, "skipped": len(tests.skipped), "skip_reasons": tests.skipped},
+        "sanitizer": sanitizer,
+        "copy_tb_s": copy_speed(folder),
+        "accuracy": rows_of(folder, "accuracy", ACCURACY_KEYS),
+        "benchmarks": rows_of(folder, "benchmarks", BENCHMARK_KEYS),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--output", type=Path, default=records.RECORDS, help="folder to write the record into (default: records/)")
+    arguments = parser.parse_args()
+    try:
+        record = merge(arguments.folder, digest.digest())
+    except RecordError as error:
+        print(f"no record written: {error}", file=sys.stderr)
+        return 1
+    path = arguments.output / records.file_name(record["device"])
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(path)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
