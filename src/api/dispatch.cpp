@@ -45,20 +45,28 @@ T& required(const char* name, T* pointer) {
   return *pointer;
 }
 
-Machine machine_of(const Params& params) {
+Plan plan_of(const Params& params) {
+  if (params.backend == FLASH_KDA_BACKEND_CUDA) return make_plan(params, cuda::describe_device(params.device));
   Machine machine;
   machine.cpu_threads = cpu::default_threads();
   machine.instruction_set = cpu::usable_instruction_sets().front();
-  if (params.backend == FLASH_KDA_BACKEND_CUDA) cuda::describe_device(params.device, machine);
-  return machine;
+  return make_plan(params, machine);
 }
 
 void launch(const Params& params, const Plan& plan) {
   switch (plan.path) {
-    case Path::kReference: cpu::run_reference(params); return;
-    case Path::kCpuChunked: cpu::run_chunked(params, plan); return;
-    case Path::kCpuRecurrent: cpu::run_recurrent(params, plan); return;
-    case Path::kCudaTwoKernel: cuda::launch(params, plan); return;
+    case Path::kReference:
+      cpu::run_reference(params);
+      return;
+    case Path::kCpuChunked:
+      cpu::run_chunked(params, plan);
+      return;
+    case Path::kCpuRecurrent:
+      cpu::run_recurrent(params, plan);
+      return;
+    case Path::kCudaTwoKernel:
+      cuda::launch(params, plan);
+      return;
   }
 }
 
@@ -66,11 +74,11 @@ template <typename Args>
 flash_kda_status run(const Args* args) {
   return guarded([&] {
     const Params params = validate(required("args", args), Purpose::kRun);
-    const Plan plan = make_plan(params, machine_of(params));
+    const Plan plan = plan_of(params);
     if (plan.workspace_bytes > 0) {
       if (params.workspace == nullptr || params.workspace_size < plan.workspace_bytes)
-        fail(FLASH_KDA_ERROR_VALUE, "workspace: got {} bytes at {}, accepted is at least {} bytes", params.workspace_size,
-             params.workspace, plan.workspace_bytes);
+        fail(FLASH_KDA_ERROR_VALUE, "workspace: got {} bytes at {}, accepted is at least {} bytes",
+             params.workspace_size, params.workspace, plan.workspace_bytes);
       if (reinterpret_cast<uintptr_t>(params.workspace) % 256 != 0)
         fail(FLASH_KDA_ERROR_VALUE, "workspace: got address {}, accepted is a multiple of 256", params.workspace);
     }
@@ -83,7 +91,7 @@ flash_kda_status workspace_size(const Args* args, size_t* bytes) {
   return guarded([&] {
     size_t& result = required("bytes", bytes);
     const Params params = validate(required("args", args), Purpose::kInquire);
-    result = make_plan(params, machine_of(params)).workspace_bytes;
+    result = plan_of(params).workspace_bytes;
   });
 }
 
@@ -99,7 +107,7 @@ template <typename Args>
 flash_kda_status describe(const Args* args, char* text, size_t capacity) {
   return guarded([&] {
     const Params params = validate(required("args", args), Purpose::kInquire);
-    copy_text(to_string(make_plan(params, machine_of(params))), text, capacity);
+    copy_text(to_string(plan_of(params)), text, capacity);
   });
 }
 

@@ -20,15 +20,15 @@ std::string info_json() {
                    {"cuda_architectures", FLASH_KDA_BUILD_CUDA_ARCHITECTURES},
                    {"source_digest", FLASH_KDA_SOURCE_DIGEST}};
   info["cpu"]["threads"] = cpu::default_threads();
-  for (cpu::InstructionSet set : cpu::usable_instruction_sets()) info["cpu"]["instruction_sets"].push_back(cpu::name_of(set));
+  for (cpu::InstructionSet set : cpu::usable_instruction_sets())
+    info["cpu"]["instruction_sets"].push_back(cpu::name_of(set));
   std::string why;
   const int count = cuda::count_devices(why);
   info["cuda"]["available"] = count > 0;
   if (!why.empty()) info["cuda"]["why"] = why;
   info["cuda"]["devices"] = nlohmann::ordered_json::array();
   for (int device = 0; device < count; ++device) {
-    Machine machine;
-    cuda::describe_device(device, machine);
+    const Machine& machine = cuda::describe_device(device);
     info["cuda"]["devices"].push_back({{"device", device},
                                        {"name", machine.gpu_name},
                                        {"compute_capability", machine.compute_capability / 10.0},

@@ -1,5 +1,5 @@
-// The validated arguments of one call. validate.cpp is the only place that fills them, so everything after it (plan, launch,
-// kernels) may rely on what the comments here say.
+// The validated arguments of one call. validate.cpp is the only place that fills them, so everything after it (plan,
+// launch, kernels) may rely on what the comments here say.
 #pragma once
 
 #include <cstddef>
@@ -53,18 +53,18 @@ struct Params {
   int K = 0;
   int V = 0;
 
-  TokenTensor q, k;     ///< [B, T, H, K], one dtype
-  TokenTensor v, out;   ///< [B, T, HV, V]
-  TokenTensor g;        ///< [B, T, HV, K]
-  TokenTensor beta;     ///< [B, T, HV]
+  TokenTensor q, k;                ///< [B, T, H, K], one dtype
+  TokenTensor v, out;              ///< [B, T, HV, V]
+  TokenTensor g;                   ///< [B, T, HV, K]
+  TokenTensor beta;                ///< [B, T, HV]
   const float* A_log = nullptr;    ///< [HV] contiguous, or nullptr
   const float* dt_bias = nullptr;  ///< [HV, K] contiguous, or nullptr
 
   const void* cu_seqlens = nullptr;  ///< [N + 1] contiguous, or nullptr
   bool cu_seqlens_is_64bit = false;
 
-  StateTensor initial_state;                 ///< may be absent
-  StateTensor final_state;                   ///< may be absent
+  StateTensor initial_state;                   ///< may be absent
+  StateTensor final_state;                     ///< may be absent
   const uint8_t* has_initial_state = nullptr;  ///< [N], or nullptr: all true
 
   int64_t M = 0;                         ///< checkpoints
@@ -91,12 +91,16 @@ struct Params {
 constexpr int64_t size_of(flash_kda_dtype dtype) {
   switch (dtype) {
     case FLASH_KDA_F64:
-    case FLASH_KDA_I64: return 8;
+    case FLASH_KDA_I64:
+      return 8;
     case FLASH_KDA_F32:
-    case FLASH_KDA_I32: return 4;
+    case FLASH_KDA_I32:
+      return 4;
     case FLASH_KDA_BF16:
-    case FLASH_KDA_F16: return 2;
-    case FLASH_KDA_BOOL: return 1;
+    case FLASH_KDA_F16:
+      return 2;
+    case FLASH_KDA_BOOL:
+      return 1;
   }
   return 0;
 }

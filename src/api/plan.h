@@ -1,5 +1,5 @@
-// Params + machine -> plan: which path a call takes, with which sizes. A pure function over printable structs, so every choice
-// can be tested and explained without the machine it is for.
+// Params + machine -> plan: which path a call takes, with which sizes. A pure function over printable structs, so every
+// choice can be tested and explained without the machine it is for.
 #pragma once
 
 #include <cstddef>
@@ -26,22 +26,22 @@ struct Machine {
   int cpu_threads = 1;
   cpu::InstructionSet instruction_set = cpu::InstructionSet::kPortable;  ///< the best one usable here
 
-  bool has_gpu = false;             ///< device `Params::device` can be used
-  std::string why_no_gpu;           ///< what is missing, if !has_gpu
+  bool has_gpu = false;    ///< device `Params::device` can be used
+  std::string why_no_gpu;  ///< what is missing, if !has_gpu
   std::string gpu_name;
-  int compute_capability = 0;       ///< 10 * major + minor
+  int compute_capability = 0;  ///< 10 * major + minor
   int multiprocessors = 0;
 };
 
 struct Plan {
   Path path = Path::kReference;
-  const char* reason = "";      ///< why this path and no other
-  int chunk = 1;                ///< tokens per step of the state
-  int64_t tasks = 0;            ///< independent pieces of work: CPU tasks, or CTAs of the state kernel
-  int value_split = 1;          ///< tasks that share one (sequence, head), each with V / value_split rows of the state
-  int threads = 0;              ///< CPU threads, or threads of a CTA of the state kernel
-  int64_t chunk_bound = 0;      ///< CUDA: at least the number of chunks of all sequences together
-  size_t workspace_bytes = 0;   ///< CUDA: device memory the launch needs
+  const char* reason = "";     ///< why this path and no other
+  int chunk = 1;               ///< tokens per step of the state
+  int64_t tasks = 0;           ///< independent pieces of work: CPU tasks, or CTAs of the state kernel
+  int value_split = 1;         ///< tasks that share one (sequence, head), each with V / value_split rows of the state
+  int threads = 0;             ///< CPU threads, or threads of a CTA of the state kernel
+  int64_t chunk_bound = 0;     ///< CUDA: at least the number of chunks of all sequences together
+  size_t workspace_bytes = 0;  ///< CUDA: device memory the launch needs
   cpu::InstructionSet instruction_set = cpu::InstructionSet::kPortable;  ///< CPU paths
 };
 

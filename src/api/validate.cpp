@@ -17,14 +17,22 @@ namespace {
 
 const char* name_of(int32_t dtype) {
   switch (dtype) {
-    case FLASH_KDA_F32: return "float32";
-    case FLASH_KDA_BF16: return "bfloat16";
-    case FLASH_KDA_F16: return "float16";
-    case FLASH_KDA_F64: return "float64";
-    case FLASH_KDA_I32: return "int32";
-    case FLASH_KDA_I64: return "int64";
-    case FLASH_KDA_BOOL: return "bool";
-    default: return "unknown";
+    case FLASH_KDA_F32:
+      return "float32";
+    case FLASH_KDA_BF16:
+      return "bfloat16";
+    case FLASH_KDA_F16:
+      return "float16";
+    case FLASH_KDA_F64:
+      return "float64";
+    case FLASH_KDA_I32:
+      return "int32";
+    case FLASH_KDA_I64:
+      return "int64";
+    case FLASH_KDA_BOOL:
+      return "bool";
+    default:
+      return "unknown";
   }
 }
 
@@ -78,7 +86,8 @@ void check_shape(const Argument& a, const std::vector<Extent>& extents) {
   check_rank(a);
   bool match = a.tensor.rank == static_cast<int32_t>(extents.size());
   for (size_t d = 0; match && d < extents.size(); ++d)
-    match = extents[d].value == Extent::kAny ? a.tensor.shape[d] >= 0 && a.tensor.shape[d] < (int64_t{1} << 48) : a.tensor.shape[d] == extents[d].value;
+    match = extents[d].value == Extent::kAny ? a.tensor.shape[d] >= 0 && a.tensor.shape[d] < (int64_t{1} << 48)
+                                             : a.tensor.shape[d] == extents[d].value;
   if (!match)
     fail(FLASH_KDA_ERROR_VALUE, "{}: got shape {}, accepted is {}", a.name, text_of_shape(a.tensor),
          text_of_extents(extents));
@@ -92,8 +101,8 @@ void check_dtype(const Argument& a, std::initializer_list<flash_kda_dtype> accep
        fmt::join(names, ", "));
 }
 
-/// Number of elements and the distance from the first to the last must fit 62 bits in bytes, so that no later arithmetic on
-/// offsets can overflow.
+/// Number of elements and the distance from the first to the last must fit 62 bits in bytes, so that no later
+/// arithmetic on offsets can overflow.
 void check_size(const Argument& a) {
   const flash_kda_tensor& t = a.tensor;
   int64_t elements = size_of(static_cast<flash_kda_dtype>(t.dtype)), span = elements;
@@ -101,17 +110,19 @@ void check_size(const Argument& a) {
   for (int d = 0; d < t.rank; ++d) {
     int64_t step = 0;
     overflow |= __builtin_mul_overflow(elements, std::max<int64_t>(t.shape[d], 1), &elements);
-    overflow |= __builtin_mul_overflow(std::max<int64_t>(t.shape[d] - 1, 0) * 8, t.shape[d] > 1 ? t.strides[d] : 0, &step);
+    overflow |=
+        __builtin_mul_overflow(std::max<int64_t>(t.shape[d] - 1, 0) * 8, t.shape[d] > 1 ? t.strides[d] : 0, &step);
     overflow |= __builtin_add_overflow(span, step, &span);
   }
   constexpr int64_t kLimit = int64_t{1} << 62;
   if (overflow || elements > kLimit || span > kLimit)
-    fail(FLASH_KDA_ERROR_VALUE, "{}: got shape {} with strides [{}], accepted is a tensor that spans less than 2^62 bytes", a.name,
+    fail(FLASH_KDA_ERROR_VALUE,
+         "{}: got shape {} with strides [{}], accepted is a tensor that spans less than 2^62 bytes", a.name,
          text_of_shape(t), fmt::join(t.strides, t.strides + t.rank, ", "));
 }
 
-/// Strides must not be negative and the last `contiguous` dimensions must be packed. Extents of 0 and 1 never move, so their
-/// strides are free.
+/// Strides must not be negative and the last `contiguous` dimensions must be packed. Extents of 0 and 1 never move, so
+/// their strides are free.
 void check_strides(const Argument& a, int contiguous) {
   check_size(a);
   const flash_kda_tensor& t = a.tensor;
@@ -129,16 +140,19 @@ void check_strides(const Argument& a, int contiguous) {
 
 void check_data(const Argument& a) {
   if (a.tensor.data == nullptr) {
-    if (a.elements() > 0) fail(FLASH_KDA_ERROR_VALUE, "{}: data is null, accepted is a pointer to {} elements", a.name, a.elements());
+    if (a.elements() > 0)
+      fail(FLASH_KDA_ERROR_VALUE, "{}: data is null, accepted is a pointer to {} elements", a.name, a.elements());
     return;
   }
   const auto address = reinterpret_cast<uintptr_t>(a.tensor.data);
   const auto size = static_cast<uintptr_t>(size_of(static_cast<flash_kda_dtype>(a.tensor.dtype)));
   if (address % size != 0)
-    fail(FLASH_KDA_ERROR_VALUE, "{}: got address {:#x}, accepted is a multiple of the element size {}", a.name, address, size);
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got address {:#x}, accepted is a multiple of the element size {}", a.name, address,
+         size);
 }
 
-// ---- Overlap ---------------------------------------------------------------------------------------------------------------
+// ---- Overlap
+// ---------------------------------------------------------------------------------------------------------------
 
 /// The bytes a tensor covers: `count` windows of `span` bytes, `period` bytes apart, from `begin` on.
 struct Footprint {
@@ -147,8 +161,8 @@ struct Footprint {
   int64_t period = 0;            // 0: one window
 };
 
-/// The window is everything inside one step of the smallest stride that leaves a gap behind it (the token stride of a slice of
-/// a fused projection, the slot stride of a padded pool); every larger stride must be a multiple of it.
+/// The window is everything inside one step of the smallest stride that leaves a gap behind it (the token stride of a
+/// slice of a fused projection, the slot stride of a padded pool); every larger stride must be a multiple of it.
 Footprint footprint_of(const Argument& a) {
   const flash_kda_tensor& t = a.tensor;
   const int64_t size = size_of(static_cast<flash_kda_dtype>(t.dtype));
@@ -199,7 +213,8 @@ void check_distinct_elements(const Argument& a) {
   int64_t below = 1;
   for (const auto& [stride, extent] : dims) {
     if (stride < below)
-      fail(FLASH_KDA_ERROR_VALUE, "{}: got strides [{}] for shape {}, accepted are strides without elements that overlap", a.name,
+      fail(FLASH_KDA_ERROR_VALUE,
+           "{}: got strides [{}] for shape {}, accepted are strides without elements that overlap", a.name,
            fmt::join(t.strides, t.strides + t.rank, ", "), text_of_shape(t));
     below += stride * (extent - 1);
   }
@@ -210,10 +225,10 @@ bool same_memory(const flash_kda_tensor& a, const flash_kda_tensor& b) {
          std::equal(a.strides, a.strides + a.rank, b.strides);
 }
 
-/// No output may share memory with another output or with an input. `initial` and `final` (either may be absent) may be exactly
-/// the same memory.
-void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs, const flash_kda_tensor* initial,
-                   const flash_kda_tensor* final) {
+/// No output may share memory with another output or with an input. `initial` and `final` (either may be absent) may be
+/// exactly the same memory.
+void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs,
+                   const flash_kda_tensor* initial, const flash_kda_tensor* final) {
   struct Range {
     const Argument* argument;
     Footprint footprint;
@@ -239,7 +254,8 @@ void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argume
   }
 }
 
-// ---- Shared by both operators ------------------------------------------------------------------------------------------------
+// ---- Shared by both operators
+// ------------------------------------------------------------------------------------------------
 
 template <typename Enum>
 Enum check_option(const char* name, int32_t value, Enum first, Enum last, const char* accepted) {
@@ -283,10 +299,12 @@ void check_cu_seqlens(const T* cu, const Params& p, int64_t longest) {
   if (cu[0] != 0) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[0]: got {}, accepted is 0", cu[0]);
   for (int64_t n = 1; n <= p.N; ++n) {
     if (cu[n] < cu[n - 1])
-      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got {} after {}, accepted is a sequence that never decreases", n, cu[n], cu[n - 1]);
+      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got {} after {}, accepted is a sequence that never decreases", n,
+           cu[n], cu[n - 1]);
     if (cu[n] > p.T) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got {}, accepted is at most T = {}", n, cu[n], p.T);
     if (cu[n] - cu[n - 1] > longest)
-      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got a sequence of {} tokens, accepted is at most {}", n, cu[n] - cu[n - 1], longest);
+      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[{}]: got a sequence of {} tokens, accepted is at most {}", n,
+           cu[n] - cu[n - 1], longest);
   }
 }
 
@@ -294,13 +312,14 @@ void check_cu_seqlens(const T* cu, const Params& p, int64_t longest) {
 template <typename Args>
 Params validate_common(const Args& args, Operator op, Purpose purpose) {
   if (args.struct_size != sizeof(Args))
-    fail(FLASH_KDA_ERROR_VALUE, "struct_size: got {}, accepted is {} (call flash_kda_{}_args_init first)", args.struct_size,
-         sizeof(Args), op == Operator::kForward ? "forward" : "decode");
+    fail(FLASH_KDA_ERROR_VALUE, "struct_size: got {}, accepted is {} (call flash_kda_{}_args_init first)",
+         args.struct_size, sizeof(Args), op == Operator::kForward ? "forward" : "decode");
   Params p;
   p.op = op;
   p.backend = check_option("backend", args.backend, FLASH_KDA_BACKEND_CPU, FLASH_KDA_BACKEND_REFERENCE,
                            "1 (CPU), 2 (CUDA) or 3 (reference)");
-  p.gate = check_option("gate", args.gate, FLASH_KDA_GATE_BOUNDED, FLASH_KDA_GATE_LOG, "1 (bounded), 2 (softplus) or 3 (log)");
+  p.gate = check_option("gate", args.gate, FLASH_KDA_GATE_BOUNDED, FLASH_KDA_GATE_LOG,
+                        "1 (bounded), 2 (softplus) or 3 (log)");
   p.beta_form = check_option("beta_form", args.beta_form, FLASH_KDA_BETA_LOGITS, FLASH_KDA_BETA_TWICE_SIGMOID,
                              "1 (logits), 2 (probabilities) or 3 (twice sigmoid)");
   p.l2norm = args.l2norm != 0;
@@ -312,9 +331,11 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   p.workspace = args.workspace;
   p.workspace_size = args.workspace_size;
   if (p.device < 0) fail(FLASH_KDA_ERROR_VALUE, "device: got {}, accepted is 0 or more", p.device);
-  if (p.num_threads < 0) fail(FLASH_KDA_ERROR_VALUE, "num_threads: got {}, accepted is 0 (automatic) or more", p.num_threads);
+  if (p.num_threads < 0)
+    fail(FLASH_KDA_ERROR_VALUE, "num_threads: got {}, accepted is 0 (automatic) or more", p.num_threads);
 
-  const Argument q{"q", args.q}, k{"k", args.k}, v{"v", args.v}, g{"g", args.g}, beta{"beta", args.beta}, out{"out", args.out};
+  const Argument q{"q", args.q}, k{"k", args.k}, v{"v", args.v}, g{"g", args.g}, beta{"beta", args.beta},
+      out{"out", args.out};
   for (const Argument* a : {&q, &k, &v, &g, &beta, &out}) check_present(*a);
   check_shape(q, {{"B"}, {"T"}, {"H"}, {"K"}});
   p.B = q.tensor.shape[0];
@@ -340,7 +361,8 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   for (const Argument* a : {&q, &k, &v, &g, &beta}) check_dtype(*a, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16});
   for (const Argument* a : {&k, &v})
     if (a->tensor.dtype != q.tensor.dtype)
-      fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is the dtype of q, {}", a->name, name_of(a->tensor.dtype), name_of(q.tensor.dtype));
+      fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is the dtype of q, {}", a->name, name_of(a->tensor.dtype),
+           name_of(q.tensor.dtype));
   if (p.backend == FLASH_KDA_BACKEND_REFERENCE)
     check_dtype(out, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16, FLASH_KDA_F64});
   else
@@ -371,14 +393,17 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   }
   if (p.gate == FLASH_KDA_GATE_LOG)
     for (const Argument* a : {&A_log, &dt_bias})
-      if (a->present()) fail(FLASH_KDA_ERROR_VALUE, "{}: given with the log gate, accepted is absent (g is the activated log-gate)", a->name);
+      if (a->present())
+        fail(FLASH_KDA_ERROR_VALUE, "{}: given with the log gate, accepted is absent (g is the activated log-gate)",
+             a->name);
 
   const Argument cu{"cu_seqlens", args.cu_seqlens};
   p.N = p.B;
   if (cu.present()) {
     if (p.B != 1) fail(FLASH_KDA_ERROR_VALUE, "q: got B = {}, accepted with cu_seqlens is B = 1", p.B);
     check_shape(cu, {{"N + 1"}});
-    if (cu.tensor.shape[0] < 1) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens: got shape [0], accepted is [N + 1] with N >= 0");
+    if (cu.tensor.shape[0] < 1)
+      fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens: got shape [0], accepted is [N + 1] with N >= 0");
     check_dtype(cu, {FLASH_KDA_I32, FLASH_KDA_I64});
     check_strides(cu, 1);
     p.N = cu.tensor.shape[0] - 1;
@@ -393,7 +418,8 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
     else
       check_cu_seqlens(static_cast<const int32_t*>(p.cu_seqlens), p, longest);
   }
-  if (!cu.present() && p.T > longest) fail(FLASH_KDA_ERROR_VALUE, "q: got T = {}, accepted by decode is at most {}", p.T, longest);
+  if (!cu.present() && p.T > longest)
+    fail(FLASH_KDA_ERROR_VALUE, "q: got T = {}, accepted by decode is at most {}", p.T, longest);
 
   if (p.gate == FLASH_KDA_GATE_BOUNDED && !(args.lower_bound >= -5.0F && args.lower_bound < 0.0F))
     fail(FLASH_KDA_ERROR_VALUE, "lower_bound: got {}, accepted is -5 <= lower_bound < 0", args.lower_bound);
@@ -411,9 +437,11 @@ void check_checkpoints(const Params& p) {
   for (int64_t m = 0; m < p.M; ++m) {
     const int32_t sequence = p.checkpoints[2 * m], offset = p.checkpoints[2 * m + 1];
     if (sequence < 0 || sequence >= p.N)
-      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got sequence {}, accepted is 0 to N - 1 = {}", m, sequence, p.N - 1);
+      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got sequence {}, accepted is 0 to N - 1 = {}", m, sequence,
+           p.N - 1);
     if (offset < 0 || offset % kCheckpointStep != 0)
-      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got offset {}, accepted is a multiple of {}", m, offset, kCheckpointStep);
+      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got offset {}, accepted is a multiple of {}", m, offset,
+           kCheckpointStep);
   }
 }
 
@@ -443,8 +471,8 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
   const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
   const Argument index{"checkpoint_index", args.checkpoint_index};
   if (points.present() != states.present())
-    fail(FLASH_KDA_ERROR_VALUE, "{}: given without {}, accepted is both or neither", points.present() ? points.name : states.name,
-         points.present() ? states.name : points.name);
+    fail(FLASH_KDA_ERROR_VALUE, "{}: given without {}, accepted is both or neither",
+         points.present() ? points.name : states.name, points.present() ? states.name : points.name);
   if (index.present() && !points.present())
     fail(FLASH_KDA_ERROR_VALUE, "checkpoint_index: given without checkpoints, accepted is both or neither");
   if (points.present()) {
@@ -482,7 +510,8 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
 
 Params validate(const flash_kda_decode_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kDecode, purpose);
-  const Argument state{"state", args.state}, read{"read_index", args.read_index}, write{"write_index", args.write_index};
+  const Argument state{"state", args.state}, read{"read_index", args.read_index},
+      write{"write_index", args.write_index};
   check_present(state);
   const Extent n{"N", p.N};
   const auto* read_index = vector_argument<int32_t>(read, FLASH_KDA_I32, n, purpose);

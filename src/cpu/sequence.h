@@ -14,13 +14,16 @@ struct Sequence {
   int64_t length = 0;
 };
 
+/// Clamped to [0, T]: a malformed cu_seqlens on a device gives wrong results, never an access out of bounds.
 constexpr Sequence sequence_of(const Params& p, int64_t n) {
   if (p.cu_seqlens == nullptr) return {n, 0, p.T};
-  const auto at = [&](int64_t i) {
-    return p.cu_seqlens_is_64bit ? static_cast<const int64_t*>(p.cu_seqlens)[i]
-                                 : static_cast<int64_t>(static_cast<const int32_t*>(p.cu_seqlens)[i]);
+  const auto at = [&](int64_t i, int64_t low) {
+    const int64_t value = p.cu_seqlens_is_64bit ? static_cast<const int64_t*>(p.cu_seqlens)[i]
+                                                : static_cast<int64_t>(static_cast<const int32_t*>(p.cu_seqlens)[i]);
+    return value < low ? low : value > p.T ? p.T : value;
   };
-  return {0, at(n), at(n + 1) - at(n)};
+  const int64_t begin = at(n, 0);
+  return {0, begin, at(n + 1, begin) - begin};
 }
 
 /// Slot of row `n`, or -1: absent, a negative index, or one past the pool.

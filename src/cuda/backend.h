@@ -1,4 +1,5 @@
-// The CUDA backend as the rest of the library sees it. Built from launch.cpp with the toolkit, from unavailable.cpp without.
+// The CUDA backend as the rest of the library sees it. Built from launch.cpp with the toolkit, from unavailable.cpp
+// without.
 #pragma once
 
 #include <string>
@@ -9,8 +10,9 @@
 
 namespace flash_kda::cuda {
 
-/// Fill the GPU part of `machine` for device `ordinal`. Never throws; properties are read once a process and device.
-void describe_device(int ordinal, Machine& machine);
+/// The GPU part of Machine for device `ordinal`, or why it cannot be used. Properties are read once a process and
+/// device.
+const Machine& describe_device(int ordinal);
 
 /// Usable devices, or why there are none (then `why` is not empty).
 int count_devices(std::string& why);

@@ -1,12 +1,111 @@
 #include "cuda/plan.h"
 
+#include <limits>
+
 #include "api/error.h"
+#include "cuda/two_kernel/config.h"
 
 namespace flash_kda::cuda {
+namespace {
 
-Plan make_plan(const Params& params, const Machine& machine) {
-  if (!machine.has_gpu) fail(FLASH_KDA_ERROR_DEVICE, "device: got CUDA device {}, but {}", params.device, machine.why_no_gpu);
-  fail(FLASH_KDA_ERROR_DEVICE, "device: this build has no CUDA kernel for the call");
+/// TMA and bulk copies take addresses and strides in multiples of this many bytes.
+constexpr int64_t kAlignment = 16;
+
+void require_aligned(const char* name, const void* data) {
+  if (reinterpret_cast<uintptr_t>(data) % kAlignment != 0)
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got address {}, accepted on CUDA is a multiple of {} bytes", name, data,
+         kAlignment);
+}
+
+/// `elements`: the stride of an extent that moves.
+void require_aligned_stride(const char* name, const char* dimension, int64_t extent, int64_t elements,
+                            flash_kda_dtype dtype) {
+  const int64_t bytes = elements * size_of(dtype);
+  if (extent > 1 && bytes % kAlignment != 0)
+    fail(FLASH_KDA_ERROR_VALUE,
+         "{}: got a stride of {} elements ({} bytes) in dimension {}, accepted on CUDA is a multiple of {} bytes", name,
+         elements, bytes, dimension, kAlignment);
+}
+
+void require_aligned(const char* name, const TokenTensor& x, const Params& p, int heads) {
+  require_aligned(name, x.data);
+  require_aligned_stride(name, "B", p.B, x.stride_batch, x.dtype);
+  require_aligned_stride(name, "T", p.T, x.stride_token, x.dtype);
+  require_aligned_stride(name, "H", heads, x.stride_head, x.dtype);
+}
+
+void require_aligned(const char* name, const StateTensor& x, const Params& p) {
+  require_aligned(name, x.data);
+  require_aligned_stride(name, "N", x.slots, x.stride_slot, x.dtype);
+  require_aligned_stride(name, "HV", p.HV, x.stride_head, x.dtype);
+  require_aligned_stride(name, "V", p.V, x.stride_row, x.dtype);
+}
+
+/// The call is one that the two-kernel path computes; otherwise the refusal names what it is not.
+void require_two_kernel(const Params& p) {
+  const auto require = [](bool supported, const char* argument, const char* accepted) {
+    if (!supported)
+      fail(FLASH_KDA_ERROR_VALUE, "{}: accepted by the CUDA kernels is {} (the CPU backend takes everything)", argument,
+           accepted);
+  };
+  const auto require_type = [](bool supported, const char* argument, const char* accepted) {
+    if (!supported)
+      fail(FLASH_KDA_ERROR_TYPE, "{}: accepted by the CUDA kernels is {} (the CPU backend takes everything)", argument,
+           accepted);
+  };
+  require(p.op == Operator::kForward, "decode", "forward only");
+  require(p.K == two_kernel::kHeadDim, "q", "K = 128");
+  require(p.V == two_kernel::kHeadDim, "v", "V = 128");
+  require(p.gate == FLASH_KDA_GATE_BOUNDED, "gate", "the bounded gate");
+  require(p.M == 0, "checkpoints", "none");
+  require_type(p.q.dtype == FLASH_KDA_BF16, "q", "bfloat16");
+  require_type(p.out.dtype == FLASH_KDA_BF16, "out", "bfloat16");
+  require_type(p.g.dtype != FLASH_KDA_F16, "g", "bfloat16 or float32");
+  require_type(p.beta.dtype != FLASH_KDA_F16, "beta", "bfloat16 or float32");
+  require(p.T <= std::numeric_limits<int32_t>::max(), "q", "T below 2^31");
+  require_aligned("q", p.q, p, p.H);
+  require_aligned("k", p.k, p, p.H);
+  require_aligned("v", p.v, p, p.HV);
+  require_aligned("g", p.g, p, p.HV);
+  require_aligned("out", p.out, p, p.HV);
+  require_aligned("dt_bias", p.dt_bias);
+  require_aligned("initial_state", p.initial_state, p);
+  require_aligned("final_state", p.final_state, p);
+}
+
+/// Parts of V that one (sequence, head) is spread over: as many as there are multiprocessors for.
+int value_split_of(const Params& p, const Machine& machine) {
+  int split = 1;
+  while (split < two_kernel::kHeadDim / two_kernel::kRowsPerWarp && 2 * split * p.N * p.HV <= machine.multiprocessors)
+    split *= 2;
+  return split;
+}
+
+}  // namespace
+
+Plan make_plan(const Params& p, const Machine& machine) {
+  if (!machine.has_gpu)
+    fail(FLASH_KDA_ERROR_DEVICE, "device: got CUDA device {}, but {}", p.device, machine.why_no_gpu);
+  if (machine.compute_capability < 90)
+    fail(FLASH_KDA_ERROR_DEVICE, "device: got {} with compute capability {}.{}, accepted is 9.0 or later",
+         machine.gpu_name, machine.compute_capability / 10, machine.compute_capability % 10);
+  require_two_kernel(p);
+
+  Plan plan;
+  plan.path = Path::kCudaTwoKernel;
+  plan.reason = "the path for every architecture with TMA";
+  plan.chunk = two_kernel::kTile;
+  plan.value_split = value_split_of(p, machine);
+  plan.tasks = p.N * p.HV * plan.value_split;
+  plan.threads = two_kernel::recurrence_threads(p.V / plan.value_split);
+  plan.chunk_bound = two_kernel::slot_bound(p);
+  plan.workspace_bytes = static_cast<size_t>(two_kernel::image_offset(plan.chunk_bound, 0, p.HV));
+  constexpr int64_t kLargestGrid = std::numeric_limits<int32_t>::max();
+  if (plan.tasks > kLargestGrid || plan.chunk_bound * p.HV > kLargestGrid)
+    fail(FLASH_KDA_ERROR_VALUE,
+         "q: got {} sequences and {} tiles of {} heads, accepted on CUDA is fewer than 2^31 of either in all", p.N,
+         plan.chunk_bound, p.HV);
+  return plan;
 }
 
 }  // namespace flash_kda::cuda

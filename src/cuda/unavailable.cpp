@@ -4,11 +4,16 @@
 
 namespace flash_kda::cuda {
 
-static constexpr const char* kWhy = "this build of FlashKDA has no CUDA backend (configure with FLASH_KDA_CUDA=ON and nvcc)";
+static constexpr const char* kWhy =
+    "this build of FlashKDA has no CUDA backend (configure with FLASH_KDA_CUDA=ON and nvcc)";
 
-void describe_device(int, Machine& machine) {
-  machine.has_gpu = false;
-  machine.why_no_gpu = kWhy;
+const Machine& describe_device(int) {
+  static const Machine none = [] {
+    Machine machine;
+    machine.why_no_gpu = kWhy;
+    return machine;
+  }();
+  return none;
 }
 
 int count_devices(std::string& why) {
