@@ -30,12 +30,6 @@ bool same_bits(const flash_kda_tensor& a, int64_t a_offset, const flash_kda_tens
   return std::memcmp(bytes_of(a, a_offset), bytes_of(b, b_offset), static_cast<size_t>(size_of(dtype_of(a)))) == 0;
 }
 
-int64_t offset_of(const flash_kda_tensor& t, const int64_t* at) {
-  int64_t offset = 0;
-  for (int d = 0; d < t.rank; ++d) offset += at[d] * t.strides[d];
-  return offset;
-}
-
 /// Half a unit in the last place of a stored bf16 or fp16 value; 0 for the types whose rounding the tolerance covers.
 double half_ulp(flash_kda_dtype dtype, double stored) {
   const int digits = dtype == FLASH_KDA_BF16 ? 8 : 11, lowest = dtype == FLASH_KDA_BF16 ? -126 : -14;

@@ -153,14 +153,15 @@ class Inputs {
   Random q_, k_, v_, g_, beta_, A_log_, dt_bias_, state_, direction_;
 };
 
-void store(const flash_kda_tensor& t, std::initializer_list<int64_t> at, double value) {
-  int64_t offset = 0;
-  const int64_t* stride = t.strides;
-  for (int64_t i : at) offset += i * *stride++;
-  store_element(t.data, static_cast<flash_kda_dtype>(t.dtype), offset, value);
+}  // namespace
+
+double get(const flash_kda_tensor& t, const int64_t* at) {
+  return load_element(t.data, static_cast<flash_kda_dtype>(t.dtype), offset_of(t, at));
 }
 
-}  // namespace
+void set(const flash_kda_tensor& t, const int64_t* at, double value) {
+  store_element(t.data, static_cast<flash_kda_dtype>(t.dtype), offset_of(t, at), value);
+}
 
 Block::Block(size_t payload) : size(payload + 2 * kGuard) {
   data_.reset(new unsigned char[size + kAlignment]);
@@ -334,22 +335,22 @@ void Problem::fill_tokens(uint64_t seed) {
       for (int h = 0; h < c.H; ++h) {
         const std::vector<double> query = inputs.query(token, h), key = inputs.key(token, h);
         for (int d = 0; d < c.K; ++d) {
-          store(q, {b, t, h, d}, query[static_cast<size_t>(d)]);
-          store(k, {b, t, h, d}, key[static_cast<size_t>(d)]);
+          set(q, {b, t, h, d}, query[static_cast<size_t>(d)]);
+          set(k, {b, t, h, d}, key[static_cast<size_t>(d)]);
         }
       }
       for (int h = 0; h < c.value_heads(); ++h) {
         const auto row = static_cast<uint64_t>(c.value_heads()) * token + static_cast<uint64_t>(h);
         for (int d = 0; d < c.value_dim(); ++d)
-          store(v, {b, t, h, d}, inputs.value(row * static_cast<uint64_t>(c.value_dim()) + static_cast<uint64_t>(d)));
-        for (int d = 0; d < c.K; ++d) store(g, {b, t, h, d}, inputs.gate(token, h, d));
-        store(beta, {b, t, h}, inputs.beta(token, h));
+          set(v, {b, t, h, d}, inputs.value(row * static_cast<uint64_t>(c.value_dim()) + static_cast<uint64_t>(d)));
+        for (int d = 0; d < c.K; ++d) set(g, {b, t, h, d}, inputs.gate(token, h, d));
+        set(beta, {b, t, h}, inputs.beta(token, h));
       }
     }
     if (c.packed()) begin += c.length(n);
   }
   if (const Buffer* A_log = find("A_log"))
-    for (int h = 0; h < c.value_heads(); ++h) store(A_log->tensor, {h}, inputs.A_log(h));
+    for (int h = 0; h < c.value_heads(); ++h) set(A_log->tensor, {h}, inputs.A_log(h));
   if (const Buffer* dt_bias = find("dt_bias"))
     for (int h = 0; h < c.value_heads(); ++h)
       for (int d = 0; d < c.K; ++d)
@@ -367,7 +368,7 @@ void Problem::fill_states(uint64_t seed) {
     auto i = static_cast<uint64_t>(n * c.value_heads() * c.value_dim() * c.K);
     for (int h = 0; h < c.value_heads(); ++h)
       for (int r = 0; r < c.value_dim(); ++r)
-        for (int d = 0; d < c.K; ++d) store(state, {slot, h, r, d}, inputs.state(i++));
+        for (int d = 0; d < c.K; ++d) set(state, {slot, h, r, d}, inputs.state(i++));
   }
 }
 

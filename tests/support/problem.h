@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -106,6 +107,21 @@ bool is_padded_row(const Case& c, int64_t n);
 /// The same call with fp64 outputs and states of its own, for the reference backend.
 Case oracle_case(Case c);
 
+/// Offset of an element, in elements.
+inline int64_t offset_of(const flash_kda_tensor& t, const int64_t* at) {
+  int64_t offset = 0;
+  for (int d = 0; d < t.rank; ++d) offset += at[d] * t.strides[d];
+  return offset;
+}
+
+/// One element of a floating-point tensor.
+double get(const flash_kda_tensor& t, const int64_t* at);
+void set(const flash_kda_tensor& t, const int64_t* at, double value);
+inline double get(const flash_kda_tensor& t, std::initializer_list<int64_t> at) { return get(t, at.begin()); }
+inline void set(const flash_kda_tensor& t, std::initializer_list<int64_t> at, double value) {
+  set(t, at.begin(), value);
+}
+
 /// Calls fn(coordinates, offset in elements) for every element.
 template <typename Function>
 void for_each_element(const flash_kda_tensor& t, Function fn) {
@@ -113,9 +129,7 @@ void for_each_element(const flash_kda_tensor& t, Function fn) {
   for (int d = 0; d < t.rank; ++d)
     if (t.shape[d] == 0) return;
   for (;;) {
-    int64_t offset = 0;
-    for (int d = 0; d < t.rank; ++d) offset += i[d] * t.strides[d];
-    fn(i, offset);
+    fn(i, offset_of(t, i));
     int d = t.rank - 1;
     while (d >= 0 && ++i[d] == t.shape[d]) i[d--] = 0;
     if (d < 0) return;
