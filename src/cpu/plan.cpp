@@ -3,11 +3,36 @@
 #include "cpu/chunked/chunked.h"
 
 namespace flash_kda::cpu {
+namespace {
+
+/// Pieces into which each head's V columns are cut, so that few long sequences still use all threads. Every piece
+/// repeats what does not depend on V (gates, norms, the products of tokens with each other), so more pieces are not
+/// always faster.
+int value_split_of(const Params& params, int64_t heads, int threads) {
+  constexpr double kRepeated = 0.25;  // share of a head's work that each piece repeats, about
+  const int blocks = (params.V + kValueBlock - 1) / kValueBlock;
+  int best = 1;
+  double best_time = 0;
+  for (int split = 1; split <= blocks; ++split) {
+    const int64_t rounds = (heads * split + threads - 1) / threads;
+    const int largest = (blocks + split - 1) / split;
+    const double time = static_cast<double>(rounds) * (kRepeated + (1 - kRepeated) * largest / blocks);
+    if (split == 1 || time < best_time) {
+      best = split;
+      best_time = time;
+    }
+  }
+  return best;
+}
+
+}  // namespace
 
 Plan make_plan(const Params& params, const Machine& machine) {
   Plan plan;
+  const int64_t heads = params.N * params.HV;
   plan.threads = params.num_threads > 0 ? params.num_threads : machine.cpu_threads;
-  plan.tasks = params.N * params.HV;
+  plan.value_split = value_split_of(params, heads, plan.threads);
+  plan.tasks = heads * plan.value_split;
   plan.instruction_set = machine.instruction_set;
   if (params.op == Operator::kDecode) {
     plan.path = Path::kCpuRecurrent;

@@ -16,4 +16,13 @@ inline int default_threads() {
 #endif
 }
 
+/// Which thread of the enclosing parallel region this is.
+inline int thread_index() {
+#if defined(_OPENMP)
+  return omp_get_thread_num();
+#else
+  return 0;
+#endif
+}
+
 }  // namespace flash_kda::cpu
