@@ -60,7 +60,8 @@ struct Params {
   const float* A_log = nullptr;    ///< [HV] contiguous, or nullptr
   const float* dt_bias = nullptr;  ///< [HV, K] contiguous, or nullptr
 
-  const void* cu_seqlens = nullptr;  ///< [N + 1] contiguous, or nullptr
+  bool packed = false;               ///< cu_seqlens is given
+  const void* cu_seqlens = nullptr;  ///< [N + 1] contiguous; nullptr: not packed, or the call is only inquired about
   bool cu_seqlens_is_64bit = false;
 
   StateTensor initial_state;                   ///< may be absent

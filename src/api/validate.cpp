@@ -81,6 +81,15 @@ void check_present(const Argument& a) {
   if (!a.present()) fail(FLASH_KDA_ERROR_TYPE, "{}: required, but absent", a.name);
 }
 
+/// Rank 0 means absent. A tensor with data but no rank is a mistake, not an absent one.
+void check_absent(const std::vector<Argument>& arguments) {
+  for (const Argument& a : arguments)
+    if (!a.present() && a.tensor.data != nullptr)
+      fail(FLASH_KDA_ERROR_VALUE,
+           "{}: got rank 0 with data, accepted is rank 0 with null data (absent), or rank 1 to {}", a.name,
+           FLASH_KDA_MAX_RANK);
+}
+
 /// The shape must be the one of `extents`; a wrong rank, a wrong extent and a negative one are all refused here.
 void check_shape(const Argument& a, const std::vector<Extent>& extents) {
   check_rank(a);
@@ -173,8 +182,9 @@ Footprint footprint_of(const Argument& a) {
   f.end = f.begin + static_cast<uintptr_t>(all);
   f.span = all;
   for (int candidate = 0; candidate < t.rank; ++candidate) {
+    if (t.shape[candidate] <= 1) continue;
     const int64_t stride = t.strides[candidate] * size;
-    if (t.shape[candidate] <= 1 || stride == 0 || (f.period != 0 && stride >= f.period)) continue;
+    if (stride == 0 || (f.period != 0 && stride >= f.period)) continue;
     int64_t below = size;
     bool repeats = true;
     for (int d = 0; d < t.rank; ++d) {
@@ -220,9 +230,12 @@ void check_distinct_elements(const Argument& a) {
   }
 }
 
+/// The same elements at the same places. Extents of 0 and 1 never move, so their strides do not matter.
 bool same_memory(const flash_kda_tensor& a, const flash_kda_tensor& b) {
-  return a.data == b.data && a.dtype == b.dtype && a.rank == b.rank && std::equal(a.shape, a.shape + a.rank, b.shape) &&
-         std::equal(a.strides, a.strides + a.rank, b.strides);
+  if (a.data != b.data || a.dtype != b.dtype || a.rank != b.rank) return false;
+  for (int d = 0; d < a.rank; ++d)
+    if (a.shape[d] != b.shape[d] || (a.shape[d] > 1 && a.strides[d] != b.strides[d])) return false;
+  return true;
 }
 
 /// No output may share memory with another output or with an input. `initial` and `final` (either may be absent) may be
@@ -407,6 +420,7 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
     check_dtype(cu, {FLASH_KDA_I32, FLASH_KDA_I64});
     check_strides(cu, 1);
     p.N = cu.tensor.shape[0] - 1;
+    p.packed = true;
     p.cu_seqlens = cu.tensor.data;
     p.cu_seqlens_is_64bit = cu.tensor.dtype == FLASH_KDA_I64;
     if (purpose == Purpose::kRun) check_data(cu);
@@ -452,6 +466,26 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
 
   const Argument initial{"initial_state", args.initial_state}, final{"final_state", args.final_state};
   const Argument read{"read_index", args.read_index}, write{"write_index", args.write_index};
+  const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
+  const Argument point_index{"checkpoint_index", args.checkpoint_index};
+  const std::vector<Argument> inputs{{"q", args.q},
+                                     {"k", args.k},
+                                     {"v", args.v},
+                                     {"g", args.g},
+                                     {"beta", args.beta},
+                                     {"A_log", args.A_log},
+                                     {"dt_bias", args.dt_bias},
+                                     {"cu_seqlens", args.cu_seqlens},
+                                     initial,
+                                     read,
+                                     write,
+                                     {"has_initial_state", args.has_initial_state},
+                                     points,
+                                     point_index};
+  const std::vector<Argument> outputs{{"out", args.out}, final, states};
+  check_absent(inputs);
+  check_absent(outputs);
+
   if (read.present() && !initial.present())
     fail(FLASH_KDA_ERROR_VALUE, "read_index: given without initial_state, accepted is both or neither");
   if (write.present() && !final.present())
@@ -468,12 +502,10 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
     p.final_state = state_argument(final, write.present() ? slots : n, p, index, purpose);
   }
 
-  const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
-  const Argument index{"checkpoint_index", args.checkpoint_index};
   if (points.present() != states.present())
     fail(FLASH_KDA_ERROR_VALUE, "{}: given without {}, accepted is both or neither",
          points.present() ? points.name : states.name, points.present() ? states.name : points.name);
-  if (index.present() && !points.present())
+  if (point_index.present() && !points.present())
     fail(FLASH_KDA_ERROR_VALUE, "checkpoint_index: given without checkpoints, accepted is both or neither");
   if (points.present()) {
     check_shape(points, {{"M"}, {"2", 2}});
@@ -483,28 +515,12 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
     p.M = points.tensor.shape[0];
     p.checkpoints = static_cast<const int32_t*>(points.tensor.data);
     const Extent m{"M", p.M};
-    const auto* slot = vector_argument<int32_t>(index, FLASH_KDA_I32, m, purpose);
-    p.checkpoint_state = state_argument(states, index.present() ? slots : m, p, slot, purpose);
+    const auto* slot = vector_argument<int32_t>(point_index, FLASH_KDA_I32, m, purpose);
+    p.checkpoint_state = state_argument(states, point_index.present() ? slots : m, p, slot, purpose);
     if (purpose == Purpose::kRun && p.backend != FLASH_KDA_BACKEND_CUDA) check_checkpoints(p);
   }
 
-  if (purpose == Purpose::kRun) {
-    const std::vector<Argument> inputs{{"q", args.q},
-                                       {"k", args.k},
-                                       {"v", args.v},
-                                       {"g", args.g},
-                                       {"beta", args.beta},
-                                       {"A_log", args.A_log},
-                                       {"dt_bias", args.dt_bias},
-                                       {"cu_seqlens", args.cu_seqlens},
-                                       initial,
-                                       read,
-                                       write,
-                                       {"has_initial_state", args.has_initial_state},
-                                       points,
-                                       index};
-    check_overlap(inputs, {{"out", args.out}, final, states}, &args.initial_state, &args.final_state);
-  }
+  if (purpose == Purpose::kRun) check_overlap(inputs, outputs, &args.initial_state, &args.final_state);
   return p;
 }
 
@@ -512,6 +528,19 @@ Params validate(const flash_kda_decode_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kDecode, purpose);
   const Argument state{"state", args.state}, read{"read_index", args.read_index},
       write{"write_index", args.write_index};
+  const std::vector<Argument> inputs{{"q", args.q},
+                                     {"k", args.k},
+                                     {"v", args.v},
+                                     {"g", args.g},
+                                     {"beta", args.beta},
+                                     {"A_log", args.A_log},
+                                     {"dt_bias", args.dt_bias},
+                                     {"cu_seqlens", args.cu_seqlens},
+                                     read,
+                                     write,
+                                     {"has_initial_state", args.has_initial_state}};
+  const std::vector<Argument> outputs{{"out", args.out}, state};
+  check_absent(inputs);
   check_present(state);
   const Extent n{"N", p.N};
   const auto* read_index = vector_argument<int32_t>(read, FLASH_KDA_I32, n, purpose);
@@ -521,20 +550,7 @@ Params validate(const flash_kda_decode_args& args, Purpose purpose) {
   p.initial_state = state_argument(state, read.present() ? Extent{"slots"} : n, p, read_index, purpose);
   p.final_state = p.initial_state;
   p.final_state.index = write_index;
-  if (purpose == Purpose::kRun) {
-    const std::vector<Argument> inputs{{"q", args.q},
-                                       {"k", args.k},
-                                       {"v", args.v},
-                                       {"g", args.g},
-                                       {"beta", args.beta},
-                                       {"A_log", args.A_log},
-                                       {"dt_bias", args.dt_bias},
-                                       {"cu_seqlens", args.cu_seqlens},
-                                       read,
-                                       write,
-                                       {"has_initial_state", args.has_initial_state}};
-    check_overlap(inputs, {{"out", args.out}, state}, nullptr, nullptr);
-  }
+  if (purpose == Purpose::kRun) check_overlap(inputs, outputs, nullptr, nullptr);
   return p;
 }
 

@@ -50,10 +50,10 @@ static_assert(Image::bytes == 13824 + 64 && Image::bytes % 16 == 0);
 /// prefix sum over the sequences is needed and the host need not know the lengths.
 constexpr int64_t tiles_of(int64_t length) { return (length + kTile - 1) / kTile; }
 constexpr int64_t first_slot(const Params& p, int64_t n, int64_t begin) {
-  return p.cu_seqlens == nullptr ? n * tiles_of(p.T) : begin / kTile + n;
+  return !p.packed ? n * tiles_of(p.T) : begin / kTile + n;
 }
 constexpr int64_t slot_bound(const Params& p) {
-  return p.cu_seqlens == nullptr ? p.N * tiles_of(p.T) : p.T == 0 ? 0 : p.T / kTile + p.N;
+  return !p.packed ? p.N * tiles_of(p.T) : p.T == 0 ? 0 : p.T / kTile + p.N;
 }
 
 /// Byte offset of the image of (slot, value head).
