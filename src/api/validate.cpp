@@ -134,6 +134,7 @@ void check_size(const Argument& a) {
 /// their strides are free.
 void check_strides(const Argument& a, int contiguous) {
   check_size(a);
+  if (a.elements() == 0) return;
   const flash_kda_tensor& t = a.tensor;
   int64_t packed = 1;
   for (int d = t.rank - 1; d >= 0; --d) {
