@@ -1,0 +1,303 @@
+"""The public functions. Each gathers its tensors in the order of the compiled module, which imports and checks them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from . import _arrays
+from ._extension import native
+
+# An array of NumPy, torch, JAX, CuPy, or of any library whose arrays have __dlpack__.
+Array = Any
+
+
+def _operators_for(q: Array) -> Any:
+    """The module whose `forward` and `decode` serve a call: the compiled one, or the torch custom operators where torch must see
+    one: under torch.compile, and for tensors without memory of their own (fake tensors, other subclasses)."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(q, torch.Tensor):
+        return native
+    if not torch.compiler.is_compiling() and type(q) in (torch.Tensor, torch.nn.Parameter):
+        return native
+    from . import _torch
+
+    return _torch
+
+
+def _final_state_shape(q: Array, v: Array, cu_seqlens: Array | None) -> tuple[int, ...] | None:
+    """[N, HV, V, K], or None where the arguments are wrong, which the call itself will say better."""
+    shapes = [getattr(array, "shape", ()) for array in (q, v)]
+    if [len(shape) for shape in shapes] != [4, 4]:
+        return None
+    sequences = shapes[0][0]
+    if cu_seqlens is not None:
+        lengths = getattr(cu_seqlens, "shape", ())
+        if len(lengths) != 1 or lengths[0] < 1:
+            return None
+        sequences = lengths[0] - 1
+    return (sequences, shapes[1][2], shapes[1][3], shapes[0][3])
+
+
+def fwd(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    scale: float,
+    out: Array,
+    A_log: Array | None,
+    dt_bias: Array | None,
+    lower_bound: float,
+    initial_state: Array | None = None,
+    final_state: Array | None = None,
+    cu_seqlens: Array | None = None,
+) -> None:
+    """KDA over whole sequences, written into `out` (and `final_state`). The interface of the published FlashKDA package.
+
+    The bounded gate, ``gamma = lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``, ``sigmoid(beta)``, and L2-normalised q and k.
+    `forward` has the other forms, and the definitions.
+
+    Args:
+        q, k: [B, T, H, K], bfloat16, float16 or float32; the last dimension is contiguous, the others may be strided.
+        v: [B, T, HV, V], the type of q; HV is a multiple of H.
+        g: [B, T, HV, K], the raw gate.
+        beta: [B, T, HV], logits.
+        scale: Factor of the output; None is 1 / sqrt(K).
+        out: [B, T, HV, V], written. Rows behind the end of cu_seqlens are left as they are.
+        A_log: [HV] float32, or None for a factor of 1.
+        dt_bias: [HV, K] or [HV * K] float32, or None for 0.
+        lower_bound: Of the gate, -5 <= lower_bound < 0.
+        initial_state: [N, HV, V, K] float32 or bfloat16 (float16 on the CPU), or None for zeros.
+        final_state: [N, HV, V, K], written; None: not stored. May be the memory of initial_state.
+        cu_seqlens: [N + 1] int64 or int32: N packed sequences, B must be 1. None: N = B sequences of T tokens.
+
+    Raises:
+        TypeError: An argument of the wrong kind or type.
+        ValueError: A shape, stride, alignment, overlap or range.
+        RuntimeError: Tensors on different devices, a device without a backend, a CUDA error.
+        NotImplementedError: A tensor requires grad and gradients are on.
+    """
+    _operators_for(q).forward(
+        (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
+        + (None, None, None, None, None, None, out),
+        scale,
+        lower_bound,
+        "bounded",
+        "logits",
+        True,
+        False,
+        False,
+        None,
+        0,
+        None,
+        None,
+    )
+
+
+def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
+    """Bytes of GPU workspace that a call over N sequences of T_total tokens in all and H heads needs, K = V = 128.
+
+    `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs none.
+
+    Raises:
+        RuntimeError: The GPU has no kernel for this.
+    """
+    for name, value, least in (("T_total", T_total, 0), ("H", H, 1), ("N", N, 0)):
+        if not isinstance(value, int):
+            raise TypeError(f"{name}: got {type(value).__name__}, accepted is int")
+        if value < least:
+            raise ValueError(f"{name}: got {value}, accepted is {least} or more")
+    if not info()["cuda"]["available"]:
+        return 0
+    torch = sys.modules.get("torch")
+    device = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
+    return native.forward_workspace_size(T_total, H, N, device)
+
+
+def forward(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    *,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    gate: str = "bounded",
+    beta_form: str = "logits",
+    l2norm: bool = True,
+    initial_state: Array | None = None,
+    final_state: Array | None = None,
+    output_final_state: bool = True,
+    cu_seqlens: Array | None = None,
+    read_index: Array | None = None,
+    write_index: Array | None = None,
+    has_initial_state: Array | None = None,
+    checkpoints: Array | None = None,
+    checkpoint_state: Array | None = None,
+    checkpoint_index: Array | None = None,
+    out: Array | None = None,
+    batch_invariant: bool = False,
+    check_cu_seqlens: bool = False,
+    num_threads: int = 0,
+    backend: str | None = None,
+    stream: int | None = None,
+    workspace: Array | None = None,
+) -> tuple[Array, Array | None]:
+    """KDA over whole sequences, with every option; returns the output and the final state.
+
+    Per sequence and value head h, which reads query/key head ``h // (HV // H)``, with S [V, K] from initial_state::
+
+        S   = S * diag(exp(gamma_t))
+        u_t = beta_t * (v_t - S k_t)
+        S   = S + u_t k_t^T
+        o_t = scale * S q_t
+
+    (Kimi Linear, arXiv:2510.26692, section 3), q and k divided by ``sqrt(|x|^2 + 1e-6)`` if `l2norm`.
+
+    Args:
+        q, k: [B, T, H, K], bfloat16, float16 or float32; the last dimension is contiguous, the others may be strided.
+        v: [B, T, HV, V], the type of q; HV is a multiple of H.
+        g: [B, T, HV, K], the raw gate.
+        beta: [B, T, HV].
+        A_log: [HV] float32, or None for a factor of 1.
+        dt_bias: [HV, K] or [HV * K] float32, or None for 0.
+        scale: Factor of the output; None is 1 / sqrt(K).
+        lower_bound: Of the bounded gate, -5 <= lower_bound < 0.
+        gate: How gamma follows from g: "bounded", ``lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``; "softplus",
+            ``-exp(A_log) * softplus(g + dt_bias)``; "log", g itself (A_log and dt_bias must be None).
+        beta_form: "logits", ``sigmoid(beta)``; "probabilities", beta itself; "twice_sigmoid", ``2 * sigmoid(beta)``.
+        l2norm: Whether q and k are normalised.
+        initial_state: [N, HV, V, K] float32 or bfloat16 (float16 on the CPU), or None for zeros. With read_index: a pool
+            [slots, HV, V, K], whose slots may be padded.
+        final_state: [N, HV, V, K], written in place and returned; with write_index a pool. May be the memory of initial_state.
+            None: a fresh float32 one is returned, unless output_final_state is False.
+        output_final_state: Whether a final state is made where none is given.
+        cu_seqlens: [N + 1] int64 or int32: N packed sequences, B must be 1. None: N = B sequences of T tokens. Rows of a given out
+            behind its end are left as they are, those of a fresh one are 0.
+        read_index, write_index: [N] int32, slots of initial_state and final_state. Negative: a zero state, not stored; both: a
+            padded row, whose output is 0.
+        has_initial_state: [N] bool, False: start from zero.
+        checkpoints: [M, 2] int32, rows (sequence, offset), offset a multiple of 64.
+        checkpoint_state: [M, HV, V, K], written with the state after `offset` tokens; with checkpoint_index a pool.
+        checkpoint_index: [M] int32, slots of checkpoint_state.
+        out: [B, T, HV, V], written in place and returned. None: a fresh one of the type of v.
+        batch_invariant: Whether a sequence alone and in a batch must agree bit by bit.
+        check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always checks.
+        num_threads: Of the CPU backend; 0 uses what OpenMP would.
+        backend: None chooses by where the tensors are; "cpu", "cuda", or "reference" (fp64, slow, for checking; host memory).
+        stream: A cudaStream_t as an integer; None is the current stream of q's framework.
+        workspace: One-dimensional GPU memory for the call; None allocates through q's framework.
+
+    Returns:
+        out and final_state (None where there is none), of the library of v.
+
+    Raises:
+        TypeError: An argument of the wrong kind or type.
+        ValueError: A shape, stride, alignment, overlap or range.
+        RuntimeError: Tensors on different devices, a device without a backend, a CUDA error.
+        NotImplementedError: A tensor requires grad and gradients are on.
+    """
+    made_out = out is None and hasattr(v, "shape")
+    if made_out:
+        out = _arrays.empty(v, tuple(v.shape), zero=cu_seqlens is not None)
+    made_state = False
+    if final_state is None and output_final_state and write_index is None:
+        shape = _final_state_shape(q, v, cu_seqlens)
+        made_state = shape is not None
+        if made_state:
+            final_state = _arrays.empty(v, shape, float32=True)
+    _operators_for(q).forward(
+        (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state, read_index, write_index)
+        + (has_initial_state, checkpoints, checkpoint_state, checkpoint_index, out),
+        scale,
+        lower_bound,
+        gate,
+        beta_form,
+        l2norm,
+        batch_invariant,
+        check_cu_seqlens,
+        backend,
+        num_threads,
+        stream,
+        workspace,
+    )
+    if made_out:
+        out = _arrays.finish(v, out)
+    if made_state:
+        final_state = _arrays.finish(v, final_state)
+    return out, final_state
+
+
+def decode(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    state: Array,
+    *,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    scale: float | None = None,
+    lower_bound: float = -5.0,
+    gate: str = "bounded",
+    beta_form: str = "logits",
+    l2norm: bool = True,
+    cu_seqlens: Array | None = None,
+    read_index: Array | None = None,
+    write_index: Array | None = None,
+    has_initial_state: Array | None = None,
+    out: Array | None = None,
+    batch_invariant: bool = False,
+    check_cu_seqlens: bool = False,
+    num_threads: int = 0,
+    backend: str | None = None,
+    stream: int | None = None,
+    workspace: Array | None = None,
+) -> Array:
+    """KDA over one to eight tokens a sequence, on a state pool that is read and written in place; returns the output.
+
+    Equal to `forward` over the same tokens, within rounding. What is not listed here means what it means there.
+
+    Args:
+        q, k, v, g, beta: As for `forward`, T <= 8; or B = 1 with cu_seqlens and at most 8 tokens a sequence.
+        state: [slots, HV, V, K], read and written. JAX arrays cannot be: use `forward` with initial_state there.
+        read_index: [N] int32, slots to read; None: slot n.
+        write_index: [N] int32, slots to write; None: the read index. Negative indices as for `forward`.
+        out: [B, T, HV, V], written in place and returned. None: a fresh one of the type of v.
+
+    Returns:
+        out.
+
+    Raises:
+        As `forward`.
+    """
+    made_out = out is None and hasattr(v, "shape")
+    if made_out:
+        out = _arrays.empty(v, tuple(v.shape), zero=cu_seqlens is not None)
+    _operators_for(q).decode(
+        (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, read_index, write_index, has_initial_state, out),
+        scale,
+        lower_bound,
+        gate,
+        beta_form,
+        l2norm,
+        batch_invariant,
+        check_cu_seqlens,
+        backend,
+        num_threads,
+        stream,
+        workspace,
+    )
+    return _arrays.finish(v, out) if made_out else out
+
+
+def info() -> dict[str, Any]:
+    """What this build and machine can do: version, build, CPU instruction sets and threads, CUDA devices or why there are none."""
+    return json.loads(native.info())

@@ -1,0 +1,44 @@
+// Python object -> strided view of memory, without a copy, whatever array library it comes from.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "dlpack.h"
+#include "flash_kda/flash_kda.h"
+
+namespace flash_kda::python {
+
+enum class Access { kRead, kWrite };
+
+/// A borrowed view. Valid while the Python object and `owner` live.
+struct View {
+  void* data = nullptr;
+  dlpack::DataType dtype;
+  dlpack::Device device;
+  int32_t rank = 0;
+  std::array<int64_t, FLASH_KDA_MAX_RANK> shape{};    ///< the first min(rank, FLASH_KDA_MAX_RANK) extents
+  std::array<int64_t, FLASH_KDA_MAX_RANK> strides{};  ///< in elements
+  nanobind::object owner;                             ///< the capsule of a __dlpack__ call
+};
+
+/// The CUDA stream of one call, as a cudaStream_t. The first tensor in the memory of a GPU decides, unless the caller
+/// did.
+using Stream = std::optional<void*>;
+
+/// Three protocols, the fastest first: the DLPack C exchange API (torch), the array interface (NumPy), __dlpack__ (JAX,
+/// CuPy and others; ordered on `stream` for GPU memory). `name` is the argument's, for messages. Throws Error or
+/// nb::python_error.
+View import_tensor(const char* name, nanobind::handle object, Access access, Stream& stream);
+
+/// "cpu", "cuda:1"
+std::string name_of(dlpack::Device device);
+
+/// The view as the library's tensor. Throws Error for a type that the library does not have.
+flash_kda_tensor to_flash_kda(const char* name, const View& view);
+
+}  // namespace flash_kda::python
