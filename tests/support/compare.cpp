@@ -131,13 +131,17 @@ std::string bitwise_difference(const flash_kda_tensor& actual, const flash_kda_t
   return differing == 0 ? "" : fmt::format("{} elements differ, the first at {}", differing, first);
 }
 
+Difference difference(const Problem& actual, const Problem& oracle, const std::string& name) {
+  const Buffer& got = *actual.find(name);
+  const int head_dimension = got.argument == &flash_kda_forward_args::out ? 2 : 1;
+  return compare(got.tensor, actual.before(got), oracle.tensor(name), head_dimension);
+}
+
 std::string faults(const Problem& actual, const Problem& oracle, double tolerance) {
   std::string text = actual.stray_writes();
   for (const Buffer& buffer : oracle.buffers()) {
     if (buffer.role != Role::kOutput) continue;
-    const Buffer& got = *actual.find(buffer.name);
-    const int head_dimension = got.argument == &flash_kda_forward_args::out ? 2 : 1;
-    const Difference d = compare(got.tensor, actual.before(got), buffer.tensor, head_dimension);
+    const Difference d = difference(actual, oracle, buffer.name);
     if (!d.within(tolerance))
       text += fmt::format("{}{}: {}; accepted is {:.1e}", text.empty() ? "" : "\n", buffer.name,
                           to_string(d, buffer.tensor.rank), tolerance);

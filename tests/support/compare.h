@@ -42,7 +42,10 @@ std::string to_string(const Difference& d, int rank);
 /// coordinates. "" if equal.
 std::string bitwise_difference(const flash_kda_tensor& actual, const flash_kda_tensor& expected);
 
-/// Every output of `actual` against that of `oracle` (made from oracle_case of its case), and stray writes. "" if all
+/// Output `name` of `actual` against that of `oracle`, made from oracle_case of the case of `actual`.
+Difference difference(const Problem& actual, const Problem& oracle, const std::string& name);
+
+/// Every output of `actual` against that of `oracle`, and stray writes. "" if all
 /// is well.
 std::string faults(const Problem& actual, const Problem& oracle, double tolerance);
 
