@@ -4,9 +4,9 @@
 
 namespace flash_kda::cuda {
 
-void fail_call(cudaError_t code, const char* call, const std::source_location& place) {
+void fail_call(cudaError_t code, const char* call, Place place) {
   fail(FLASH_KDA_ERROR_CUDA, "{} returned {} ({}: {}) at {}:{}", call, static_cast<int>(code), cudaGetErrorName(code),
-       cudaGetErrorString(code), place.file_name(), place.line());
+       cudaGetErrorString(code), place.file, place.line);
 }
 
 }  // namespace flash_kda::cuda

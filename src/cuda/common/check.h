@@ -3,15 +3,14 @@
 
 #include <cuda_runtime_api.h>
 
-#include <source_location>
+#include "common/place.h"
 
 namespace flash_kda::cuda {
 
 /// Throws Error. Out of line, so that files compiled by nvcc need no formatting library.
-[[noreturn]] void fail_call(cudaError_t code, const char* call, const std::source_location& place);
+[[noreturn]] void fail_call(cudaError_t code, const char* call, Place place);
 
-inline void check(cudaError_t code, const char* call,
-                  const std::source_location& place = std::source_location::current()) {
+inline void check(cudaError_t code, const char* call, Place place = Place::current()) {
   if (code != cudaSuccess) fail_call(code, call, place);
 }
 
