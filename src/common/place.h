@@ -3,8 +3,8 @@
 
 namespace flash_kda {
 
-/// As the default of a function's last parameter, Place::current() is the place of that function's call. (clang 14 does not have
-/// std::source_location.)
+/// As the default of a function's last parameter, Place::current() is the place of that function's call. (clang 14 does
+/// not have std::source_location.)
 struct Place {
   const char* file;
   int line;
