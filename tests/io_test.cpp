@@ -147,6 +147,14 @@ TEST_F(SafetensorsFile, WritingThroughALinkKeepsTheLink) {
   EXPECT_EQ(contents(path("target")), bytes_of("{}      ", ""));
 }
 
+TEST_F(SafetensorsFile, ANameWithoutAFolderIsInTheCurrentOne) {
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(folder_);
+  write_safetensors("new", {});
+  std::filesystem::current_path(before);
+  EXPECT_EQ(names(), std::vector<std::string>{"new"});
+}
+
 TEST_F(SafetensorsFile, AFailedWriteLeavesTheOldFile) {
   write_safetensors(path("a"), {});
   const std::string before = contents(path("a"));

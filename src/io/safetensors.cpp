@@ -210,7 +210,9 @@ File load(uint64_t total, const std::string& name, const Read& read) {
 // -----------------------------------------------------------------------------------------------------------------
 
 /// The file that writing to `path` replaces: links are followed, so that a link stays one.
-std::filesystem::path target_of(const std::string& path) { return std::filesystem::weakly_canonical(path); }
+std::filesystem::path target_of(const std::string& path) {
+  return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+}
 
 /// Tensors in file order: large elements first, so that each begins at a multiple of its element's size.
 std::vector<std::pair<std::string, const Tensor*>> file_order(const std::map<std::string, Tensor>& tensors) {

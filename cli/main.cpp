@@ -1,0 +1,68 @@
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "flash_kda/flash_kda.hpp"
+
+namespace {
+
+constexpr const char* kCommands = "run, check, bench, generate, info";
+
+int report(const std::string& message) {
+  fmt::print(stderr, "flashkda: {}\n", message);
+  return flash_kda::cli::kError;
+}
+
+/// What CLI11 found wrong, in one line.
+std::string message_of(const CLI::App* app, const CLI::Error& error) {
+  const bool command_known = !app->get_subcommands().empty();
+  const bool extra = error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError);
+  if (!command_known && extra)
+    return fmt::format("command: got {}, accepted is {} (see flashkda --help)", fmt::join(app->remaining(), " "),
+                       kCommands);
+  return fmt::format("{} (see flashkda{} --help)", error.what(),
+                     command_known ? " " + app->get_subcommands().front()->get_name() : "");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace flash_kda::cli;
+  CLI::App app("FlashKDA: Kimi Delta Attention on CPUs and CUDA GPUs, from the command line.", "flashkda");
+  app.set_version_flag("--version", flash_kda::version());
+  app.require_subcommand(0, 1);
+  app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
+    return fmt::format("flashkda: {}\n", message_of(failed, error));
+  });
+  app.footer(
+      "A first session:\n"
+      "  flashkda generate in.safetensors --tokens 2048 --heads 4   inputs\n"
+      "  flashkda run in.safetensors -o out.safetensors             outputs, final state, time\n"
+      "  flashkda check in.safetensors                              errors against fp64\n"
+      "  flashkda bench --device cpu                                a table of times\n"
+      "  flashkda info                                              what this build and machine can do\n"
+      "'flashkda COMMAND --help' explains a command.\n"
+      "Exit codes: 0 fine, 1 a check failed, 2 wrong usage, wrong input or no such device.");
+  const std::vector<Command> commands{add_run(app), add_check(app), add_bench(app), add_generate(app), add_info(app)};
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kOk : kError;
+  }
+  try {
+    for (const Command& command : commands)
+      if (command.app->parsed()) return command.run();
+  } catch (const flash_kda::Error& error) {
+    return report(error.what());
+  } catch (const std::bad_alloc&) {
+    return report("host memory ran out: the tensors of this call do not fit");
+  } catch (const std::exception& error) {
+    return report(error.what());
+  }
+  return report(fmt::format("command: got none, accepted is {} (see flashkda --help)", kCommands));
+}

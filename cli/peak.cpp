@@ -1,0 +1,78 @@
+#include "cli/peak.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cli/peak.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target
+#include <hwy/highway.h>
+
+HWY_BEFORE_NAMESPACE();
+namespace flash_kda::cli::HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+/// `rounds` times twelve independent multiply-adds (a latency of 4 to 5 cycles times two units needs ten), each of a
+/// whole vector. Returns the number of operations; `sink` keeps the results alive.
+double multiply_add(int rounds, float* sink) {
+  const hn::ScalableTag<float> tag;
+  const auto factor = hn::Set(tag, 0.999F), term = hn::Set(tag, 0.001F);
+  auto a0 = hn::Set(tag, *sink), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
+  auto a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
+  for (int i = 0; i < rounds; ++i) {
+    a0 = hn::MulAdd(a0, factor, term);
+    a1 = hn::MulAdd(a1, factor, term);
+    a2 = hn::MulAdd(a2, factor, term);
+    a3 = hn::MulAdd(a3, factor, term);
+    a4 = hn::MulAdd(a4, factor, term);
+    a5 = hn::MulAdd(a5, factor, term);
+    a6 = hn::MulAdd(a6, factor, term);
+    a7 = hn::MulAdd(a7, factor, term);
+    a8 = hn::MulAdd(a8, factor, term);
+    a9 = hn::MulAdd(a9, factor, term);
+    a10 = hn::MulAdd(a10, factor, term);
+    a11 = hn::MulAdd(a11, factor, term);
+  }
+  const auto sum =
+      hn::Add(hn::Add(hn::Add(a0, a1), hn::Add(a2, a3)),
+              hn::Add(hn::Add(hn::Add(a4, a5), hn::Add(a6, a7)), hn::Add(hn::Add(a8, a9), hn::Add(a10, a11))));
+  *sink = hn::GetLane(hn::SumOfLanes(tag, sum));
+  return 2.0 * 12 * rounds * static_cast<double>(hn::Lanes(tag));
+}
+
+}  // namespace flash_kda::cli::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace flash_kda::cli {
+
+HWY_EXPORT(multiply_add);
+
+double measure_fp32_peak(int threads) {
+  using Clock = std::chrono::steady_clock;
+  const auto measure = [](double& rate) {
+    float sink = 1;
+    double operations = 0, seconds = 0;
+    const auto begin = Clock::now();
+    while (seconds < 0.2) {
+      operations += HWY_DYNAMIC_DISPATCH(multiply_add)(100'000, &sink);
+      seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    }
+    rate = sink == 0 ? 0 : operations / seconds;
+  };
+  std::vector<double> rates(static_cast<size_t>(std::max(threads, 1)));
+  std::vector<std::thread> others;
+  for (size_t i = 1; i < rates.size(); ++i) others.emplace_back(measure, std::ref(rates[i]));
+  measure(rates[0]);
+  for (std::thread& other : others) other.join();
+  double sum = 0;
+  for (double rate : rates) sum += rate;
+  return sum;
+}
+
+}  // namespace flash_kda::cli
+#endif
