@@ -12,8 +12,7 @@
 
 namespace flash_kda::test {
 
-/// How strong the decay is and how alike the keys are. F1 to F8 are the accuracy rows of docs/operator.md (z, b
-/// standard normal).
+/// How strong the decay is and how alike the keys are. F1 to F8 are the accuracy rows; z, b are standard normal.
 enum class Family {
   kF1,       ///< random: g = z, A_log and dt_bias uniform in 0...1
   kF2,       ///< g = -4 + z/2
