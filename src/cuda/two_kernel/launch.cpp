@@ -50,10 +50,13 @@ CUtensorMap tile_map(const Params& p, const TokenTensor& x, int heads) {
 
 }  // namespace
 
+InputMaps input_maps(const Params& params) {
+  return {tile_map(params, params.q, params.H), tile_map(params, params.k, params.H),
+          tile_map(params, params.g, params.HV)};
+}
+
 void launch(const Params& params, const Plan& plan) {
-  if (plan.chunk_bound > 0)
-    launch_prepare(params, {tile_map(params, params.q, params.H), tile_map(params, params.k, params.H),
-                            tile_map(params, params.g, params.HV)});
+  if (plan.chunk_bound > 0) launch_prepare(params, input_maps(params));
   if (plan.tasks > 0) launch_recurrence(params, plan);
 }
 

@@ -16,7 +16,10 @@ struct InputMaps {
 /// Enqueue prepare and recurrence on params.stream; the right device is current. Throws Error.
 void launch(const Params& params, const Plan& plan);
 
-/// The two halves, each in a file of its own so that they compile side by side.
+InputMaps input_maps(const Params& params);
+
+/// The two halves, each in a file of its own so that they compile side by side; the tests look at the workspace between
+/// them.
 void launch_prepare(const Params& params, const InputMaps& maps);
 void launch_recurrence(const Params& params, const Plan& plan);
 

@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(kPrepareThreads, 7)
   for (int i = 0; i < 8; ++i) {
     const int row = 4 * warp + i / 2;
     const float sum = row_square_sum(i % 2 == 0 ? sQ : sK, row, lane);
-    const float inverse = p.l2norm ? rsqrtf(sum + static_cast<float>(kNormEpsilon)) : 1.0f;
+    // Rows behind the sequence get 0: their sum may be NaN.
+    const float inverse = row >= task.valid ? 0.0f : p.l2norm ? rsqrtf(sum + static_cast<float>(kNormEpsilon)) : 1.0f;
     if (lane == i) shared.inverse_norm[i % 2][row] = i % 2 == 0 ? inverse * p.scale : inverse;
   }
 
