@@ -29,6 +29,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace flash_kda::cpu {
 namespace HWY_NAMESPACE {
+namespace {
 
 /// Rows of a register tile: rows * 2 accumulators, 2 vectors of the panel and a broadcast must fit the register file.
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
@@ -265,7 +266,12 @@ void run_chunk(const Params& p, const Task& task, const Gate& gate, int64_t firs
       break;
   }
   products(count, channels, s);
-  for (size_t column = 0; column < values; column += kPanel) advance(count, K, column, s.state + column * channels, s);
+  int64_t next = 0;  // tokens of the next chunk that are on their way, spread over the panels
+  for (size_t column = 0; column < values; column += kPanel) {
+    for (; static_cast<size_t>(next) * values < (column + kPanel) * kChunk && next < kChunk; ++next)
+      prefetch_token(p, task, first + kChunk + next);
+    advance(count, K, column, s.state + column * channels, s);
+  }
   for (int i = 0; i < count; ++i)
     store_row(s.rows.v[i], values, p.out.data, p.out.dtype,
               token_offset(p.out, task.sequence.batch, task.sequence.begin + first + i, task.head) + task.begin);
@@ -290,6 +296,7 @@ void run_chunked_task(const Params& p, const Task& task, std::span<const Checkpo
   if (task.slots.write >= 0) store_state(p, task, p.final_state, task.slots.write, s);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace flash_kda::cpu
 HWY_AFTER_NAMESPACE();

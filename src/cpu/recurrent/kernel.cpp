@@ -19,6 +19,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace flash_kda::cpu {
 namespace HWY_NAMESPACE {
+namespace {
 
 static_assert(kLanes <= kMaxLanes && kMaxDecodeTokens <= static_cast<int>(kMaxTokenRows));
 
@@ -104,6 +105,7 @@ void run_recurrent_task(const Params& p, const Task& task, RecurrentScratch& s) 
               token_offset(p.out, task.sequence.batch, task.sequence.begin + i, task.head) + task.begin);
 }
 
+}  // namespace
 }  // namespace HWY_NAMESPACE
 }  // namespace flash_kda::cpu
 HWY_AFTER_NAMESPACE();

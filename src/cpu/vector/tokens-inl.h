@@ -189,6 +189,27 @@ inline void load_tokens(const Params& p, const Task& task, int64_t first, int co
     store(hn::Mul(factor, sigmoid(load(rows.beta + i))), rows.beta + i);
 }
 
+// Always inlined: GCC 12 takes a function that only prefetches for one without effect and drops its calls.
+
+/// Ask for elements [offset, offset + n).
+HWY_INLINE void prefetch_row(const TokenTensor& x, int64_t offset, int64_t n) {
+  const int64_t size = size_of(x.dtype);
+  const char* row = static_cast<const char*>(x.data) + offset * size;
+  for (int64_t byte = 0; byte < n * size; byte += 64) __builtin_prefetch(row + byte, 0, 2);
+}
+
+/// Ask for the rows of one token, to be loaded a chunk later. With several heads a row's neighbours belong to other
+/// heads, so the hardware's prefetchers see a new page for every row.
+HWY_INLINE void prefetch_token(const Params& p, const Task& task, int64_t token) {
+  if (token >= task.sequence.length) return;
+  const int64_t batch = task.sequence.batch, t = task.sequence.begin + token;
+  const int query_head = task.head / (p.HV / p.H);
+  prefetch_row(p.q, token_offset(p.q, batch, t, query_head), p.K);
+  prefetch_row(p.k, token_offset(p.k, batch, t, query_head), p.K);
+  prefetch_row(p.g, token_offset(p.g, batch, t, task.head), p.K);
+  prefetch_row(p.v, token_offset(p.v, batch, t, task.head) + task.begin, task.end - task.begin);
+}
+
 /// Zero outputs of all tokens of a padded row.
 inline void store_zeros(const Params& p, const Task& task) {
   const float zeros[kLanes] = {};
