@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Microseconds that one flash_kda.fwd call costs the host from Python: arguments, validation, plan and launch.
 
-On the CPU (NumPy, and torch where it is installed) the shape is the smallest there is, T = H = K = V = 1, so that what remains of
-the kernel is part of the host's cost. On a GPU (--device cuda, torch) calls are enqueued without waiting for them. Both states and
-cu_seqlens are given, as a serving engine gives them. The figure is the fastest of many short runs: other load only ever adds.
+On the CPU (NumPy, and torch where it is installed) the shape is the smallest there is, T = H = K = V = 1, so that what
+remains of the kernel is part of the host's cost. On a GPU (--device cuda, torch) calls are enqueued without waiting for
+them. Both states and cu_seqlens are given, as a serving engine gives them. The figure is the fastest of many short
+runs: other load only ever adds.
 
     OMP_NUM_THREADS=1 python bench/host_cost.py [--device cpu|cuda] [--json]
 """
@@ -15,6 +16,7 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -24,7 +26,9 @@ CALLS = 100  # a run; short enough that the queue of a GPU never fills
 RUNS = 200
 
 
-def arguments(T: int, H: int, K: int, convert: Callable[[np.ndarray], object], low_precision: type | str) -> dict[str, object]:
+def arguments(
+    T: int, H: int, K: int, convert: Callable[[np.ndarray], object], low_precision: type | str
+) -> dict[str, object]:
     def tokens(*shape: int) -> object:
         return convert(np.zeros(shape, low_precision))
 
@@ -79,7 +83,7 @@ def main() -> None:
 
             cases["torch, float32"] = (arguments(1, 1, 1, torch.from_numpy, np.float32), lambda: None)
 
-    result = {name: microseconds(lambda: flash_kda.fwd(**values), wait) for name, (values, wait) in cases.items()}
+    result = {name: microseconds(partial(flash_kda.fwd, **values), wait) for name, (values, wait) in cases.items()}
     if options.json:
         print(json.dumps({"host_us": {name: round(value, 2) for name, value in result.items()}}))
     else:

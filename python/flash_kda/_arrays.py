@@ -1,5 +1,5 @@
-"""What the array libraries do differently: fresh arrays, workspace, streams. Nothing here imports a library that the caller's
-arrays did not bring."""
+"""What the array libraries do differently: fresh arrays, workspace, streams. Nothing here imports a library that the
+caller's arrays did not bring."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 def library_of(array: Any) -> str:
     """The root module of an array's type: "numpy", "torch", "cupy", "jax" or another."""
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):  # first: torch.compile can follow this, and subclasses live anywhere
+    if torch is not None and isinstance(array, torch.Tensor):  # torch.compile can follow this; subclasses live anywhere
         return "torch"
     root = type(array).__module__.partition(".")[0]
     return "jax" if root == "jaxlib" else root
@@ -31,8 +31,8 @@ def empty(like: Any, shape: tuple[int, ...], *, float32: bool = False, zero: boo
         make = module.zeros if zero else module.empty
         return make(shape, dtype="float32" if float32 else like.dtype)
     raise TypeError(
-        f"out: cannot be allocated for v of type {type(like).__qualname__}; give out and final_state yourself, or pass arrays of "
-        "NumPy, torch, JAX or CuPy"
+        f"out: cannot be allocated for v of type {type(like).__qualname__}; give out and final_state yourself, or pass "
+        "arrays of NumPy, torch, JAX or CuPy"
     )
 
 
@@ -52,7 +52,8 @@ def allocate_workspace(like: Any, size: int) -> Any:
     if library == "cupy":
         return sys.modules["cupy"].empty(size, dtype="uint8")
     raise RuntimeError(
-        f"workspace: got None, accepted for q of type {type(like).__qualname__} is an array of at least {size} bytes on its device"
+        f"workspace: got None, accepted for q of type {type(like).__qualname__} is an array of at least {size} bytes "
+        "on its device"
     )
 
 
@@ -64,6 +65,6 @@ def current_stream(name: str, array: Any) -> int:
     if library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     raise RuntimeError(
-        f"stream: got None, but the current stream of {name} ({type(array).__module__}.{type(array).__qualname__}) is not known; "
-        "accepted is a cudaStream_t as an integer"
+        f"stream: got None, but the current stream of {name} ({type(array).__module__}.{type(array).__qualname__}) is "
+        "not known; accepted is a cudaStream_t as an integer"
     )

@@ -11,8 +11,8 @@ class _Missing:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise RuntimeError(
-            "flash_kda: the compiled module flash_kda._native cannot be imported; install the package with `pip install .` in the "
-            f"root of its sources ({self._cause})"
+            "flash_kda: the compiled module flash_kda._native cannot be imported; install the package with "
+            f"`pip install .` in the root of its sources ({self._cause})"
         ) from self._cause
 
 

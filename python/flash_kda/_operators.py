@@ -14,8 +14,8 @@ Array = Any
 
 
 def _operators_for(q: Array) -> Any:
-    """The module whose `forward` and `decode` serve a call: the compiled one, or the torch custom operators where torch must see
-    one: under torch.compile, and for tensors without memory of their own (fake tensors, other subclasses)."""
+    """The module whose `forward` and `decode` serve a call: the compiled one, or the torch custom operators where torch
+    must see one: under torch.compile, and for tensors without memory of their own (fake tensors, other subclasses)."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(q, torch.Tensor):
         return native
@@ -55,10 +55,11 @@ def fwd(
     final_state: Array | None = None,
     cu_seqlens: Array | None = None,
 ) -> None:
-    """KDA over whole sequences, written into `out` (and `final_state`). The interface of the published FlashKDA package.
+    """KDA over whole sequences, written into `out` (and `final_state`). The interface of the published FlashKDA
+    package.
 
-    The bounded gate, ``gamma = lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``, ``sigmoid(beta)``, and L2-normalised q and k.
-    `forward` has the other forms, and the definitions.
+    The bounded gate, ``gamma = lower_bound * sigmoid(exp(A_log) * (g + dt_bias))``, ``sigmoid(beta)``, and
+    L2-normalised q and k. `forward` has the other forms, and the definitions.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32; the last dimension is contiguous, the others may be strided.
@@ -100,7 +101,8 @@ def fwd(
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
     """Bytes of GPU workspace that a call over N sequences of T_total tokens in all and H heads needs, K = V = 128.
 
-    `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs none.
+    `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs
+    none.
 
     Raises:
         RuntimeError: The GPU has no kernel for this.
@@ -173,24 +175,26 @@ def forward(
             ``-exp(A_log) * softplus(g + dt_bias)``; "log", g itself (A_log and dt_bias must be None).
         beta_form: "logits", ``sigmoid(beta)``; "probabilities", beta itself; "twice_sigmoid", ``2 * sigmoid(beta)``.
         l2norm: Whether q and k are normalised.
-        initial_state: [N, HV, V, K] float32 or bfloat16 (float16 on the CPU), or None for zeros. With read_index: a pool
-            [slots, HV, V, K], whose slots may be padded.
-        final_state: [N, HV, V, K], written in place and returned; with write_index a pool. May be the memory of initial_state.
-            None: a fresh float32 one is returned, unless output_final_state is False.
+        initial_state: [N, HV, V, K] float32 or bfloat16 (float16 on the CPU), or None for zeros. With read_index: a
+            pool [slots, HV, V, K], whose slots may be padded.
+        final_state: [N, HV, V, K], written in place and returned; with write_index a pool. May be the memory of
+            initial_state. None: a fresh float32 one is returned, unless output_final_state is False.
         output_final_state: Whether a final state is made where none is given.
-        cu_seqlens: [N + 1] int64 or int32: N packed sequences, B must be 1. None: N = B sequences of T tokens. Rows of a given out
-            behind its end are left as they are, those of a fresh one are 0.
-        read_index, write_index: [N] int32, slots of initial_state and final_state. Negative: a zero state, not stored; both: a
-            padded row, whose output is 0.
+        cu_seqlens: [N + 1] int64 or int32: N packed sequences, B must be 1. None: N = B sequences of T tokens. Rows of
+            a given out behind its end are left as they are, those of a fresh one are 0.
+        read_index, write_index: [N] int32, slots of initial_state and final_state. Negative: a zero state, not stored;
+            both: a padded row, whose output is 0.
         has_initial_state: [N] bool, False: start from zero.
         checkpoints: [M, 2] int32, rows (sequence, offset), offset a multiple of 64.
         checkpoint_state: [M, HV, V, K], written with the state after `offset` tokens; with checkpoint_index a pool.
         checkpoint_index: [M] int32, slots of checkpoint_state.
         out: [B, T, HV, V], written in place and returned. None: a fresh one of the type of v.
         batch_invariant: Whether a sequence alone and in a batch must agree bit by bit.
-        check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always checks.
+        check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always
+            checks.
         num_threads: Of the CPU backend; 0 uses what OpenMP would.
-        backend: None chooses by where the tensors are; "cpu", "cuda", or "reference" (fp64, slow, for checking; host memory).
+        backend: None chooses by where the tensors are; "cpu", "cuda", or "reference" (fp64, slow, for checking; host
+            memory).
         stream: A cudaStream_t as an integer; None is the current stream of q's framework.
         workspace: One-dimensional GPU memory for the call; None allocates through q's framework.
 
@@ -299,5 +303,6 @@ def decode(
 
 
 def info() -> dict[str, Any]:
-    """What this build and machine can do: version, build, CPU instruction sets and threads, CUDA devices or why there are none."""
+    """What this build and machine can do: version, build, CPU instruction sets and threads, CUDA devices or why there
+    are none."""
     return json.loads(native.info())

@@ -1,5 +1,5 @@
-"""The operators as torch custom operators, for torch.compile and for tensors without memory of their own. Imported when the first
-such call comes."""
+"""The operators as torch custom operators, for torch.compile and for tensors without memory of their own. Imported when
+the first such call comes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _refuse_gradients(tensors: tuple[Tensor | None, ...], names: tuple[str, ...]
     for name, tensor in zip(names, tensors):
         if tensor is not None and tensor.requires_grad:
             raise NotImplementedError(
-                f"{name}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() or "
-                f"torch.no_grad(), or pass {name}.detach()"
+                f"{name}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() "
+                f"or torch.no_grad(), or pass {name}.detach()"
             )
 
 
@@ -57,7 +57,8 @@ def _forward_operator(
     native.forward(
         (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state, read_index, write_index)
         + (has_initial_state, checkpoints, checkpoint_state, checkpoint_index, out),
-        *(scale, lower_bound, gate, beta_form, l2norm, batch_invariant, check_cu_seqlens, backend, num_threads, stream, workspace),
+        *(scale, lower_bound, gate, beta_form, l2norm, batch_invariant, check_cu_seqlens),
+        *(backend, num_threads, stream, workspace),
     )
 
 
@@ -90,7 +91,8 @@ def _decode_operator(
 ) -> None:
     native.decode(
         (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, state, read_index, write_index, has_initial_state, out),
-        *(scale, lower_bound, gate, beta_form, l2norm, batch_invariant, check_cu_seqlens, backend, num_threads, stream, workspace),
+        *(scale, lower_bound, gate, beta_form, l2norm, batch_invariant, check_cu_seqlens),
+        *(backend, num_threads, stream, workspace),
     )
 
 

@@ -77,7 +77,7 @@ constexpr Choice kBackends[] = {
     {"cpu", FLASH_KDA_BACKEND_CPU}, {"cuda", FLASH_KDA_BACKEND_CUDA}, {"reference", FLASH_KDA_BACKEND_REFERENCE}};
 
 int32_t choice_option(const char* name, nb::handle value, std::span<const Choice> choices) {
-  const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8(value.ptr()) : nullptr;
+  const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
   std::string accepted;
   for (const Choice& choice : choices) {
     if (text != nullptr && std::string_view(text) == choice.text) return choice.value;
@@ -153,6 +153,12 @@ struct Decode {
 
 bool is_host(dlpack::Device device) { return device.type == dlpack::kCpu || device.type == dlpack::kCudaHost; }
 
+/// There is a backend for host memory and one for CUDA.
+void check_supported(dlpack::Device device) {
+  if (!is_host(device) && device.type != dlpack::kCuda && device.type != dlpack::kCudaManaged)
+    fail(FLASH_KDA_ERROR_DEVICE, "q: on {}, accepted is the CPU or a CUDA GPU", name_of(device));
+}
+
 /// All tensors must be where q is; host memory is one place, pinned or not.
 void check_device(const char* name, dlpack::Device device, dlpack::Device first) {
   if (is_host(device) ? is_host(first) : device.type == first.type && device.id == first.id) return;
@@ -162,8 +168,6 @@ void check_device(const char* name, dlpack::Device device, dlpack::Device first)
 /// The backend that serves memory of `device`; "cpu" and "reference" share host memory.
 int32_t backend_of(dlpack::Device device, nb::handle wanted) {
   const bool host = is_host(device);
-  if (!host && device.type != dlpack::kCuda && device.type != dlpack::kCudaManaged)
-    fail(FLASH_KDA_ERROR_DEVICE, "q: on {}, accepted is the CPU or a CUDA GPU", name_of(device));
   if (wanted.is_none()) return host ? FLASH_KDA_BACKEND_CPU : FLASH_KDA_BACKEND_CUDA;
   const int32_t backend = choice_option("backend", wanted, kBackends);
   if ((backend == FLASH_KDA_BACKEND_CUDA) == host)
@@ -192,6 +196,17 @@ nb::object attach_workspace(typename Operator::Args& args, nb::handle given, nb:
   args.workspace = view.data;
   args.workspace_size = static_cast<size_t>(view.shape[0]) * view.dtype.bits / 8 * view.dtype.lanes;
   return owner;
+}
+
+/// Head-first tensors pass the checks of shape until something has the length of the heads: what to add to that
+/// message.
+template <typename Args>
+const char* layout_hint(const Args& args) {
+  if (args.q.rank != 4 || args.q.shape[1] == args.q.shape[2]) return "";
+  const bool beta_swapped = args.beta.rank == 3 && args.beta.shape[1] == args.q.shape[2];
+  const bool gate_swapped = args.A_log.rank == 1 && args.A_log.shape[0] == args.q.shape[1];
+  return beta_swapped || gate_swapped ? " (is q [B, H, T, K]? accepted is [B, T, H, K], and so for k, v, g and out)"
+                                      : "";
 }
 
 /// `tensors` in the order of Operator::kTensors, None where absent.
@@ -228,7 +243,7 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
       continue;
     }
     View view = import_tensor(name, object, access, cuda_stream);
-    if (i == 0) device = view.device;
+    if (i == 0) check_supported(device = view.device);
     check_device(name, view.device, device);
     args.*member = to_flash_kda(name, view);
     owners[i] = std::move(view.owner);
@@ -243,6 +258,7 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
     const nb::gil_scoped_release release;
     status = Operator::kRun(&args);
   }
+  if (status == FLASH_KDA_ERROR_VALUE) fail(status, "{}{}", flash_kda_last_error(), layout_hint(args));
   check(status);
 }
 

@@ -109,12 +109,16 @@ const dlpack::ExchangeApi* exchange_api_of(nb::handle object) {
   return api->version.major == 1 && api->tensor_from_py_object_no_sync != nullptr ? api : nullptr;
 }
 
+[[noreturn]] void raise_unreadable(const char* name, nb::python_error& cause) {
+  nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, nb::str(cause.value()).c_str());
+}
+
 View import_exchange(const char* name, nb::handle object, const dlpack::ExchangeApi& api, Stream& stream) {
   check_no_gradient(name, object);
   dlpack::Tensor tensor{};
   if (api.tensor_from_py_object_no_sync(object.ptr(), &tensor) != 0) {
     nb::python_error cause;
-    nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, cause.what());
+    raise_unreadable(name, cause);
   }
   if (!stream && tensor.device.type == dlpack::kCuda) {
     void* current = nullptr;
@@ -204,7 +208,7 @@ View import_dlpack(const char* name, nb::handle object, Access access, Stream& s
   try {
     capsule = dlpack_capsule(object, arguments);
   } catch (nb::python_error& cause) {
-    nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, cause.what());
+    raise_unreadable(name, cause);
   }
 
   View view;
@@ -228,11 +232,13 @@ View import_tensor(const char* name, nb::handle object, Access access, Stream& s
   if (const dlpack::ExchangeApi* api = exchange_api_of(object)) return import_exchange(name, object, *api, stream);
   if (const nb::object capsule = nb::getattr(object, "__array_struct__", nb::none()); !capsule.is_none())
     return import_array_struct(name, object, capsule, access);
-  if (!nb::hasattr(object, "__dlpack__"))
-    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, {}", name, nb::inst_name(object).c_str(), kAccepted);
+  const nb::str type = nb::inst_name(object);
+  const bool is_jax = std::string_view(type.c_str()).starts_with("jax");
+  if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__"))
+    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, {}{}", name, type.c_str(), kAccepted,
+         is_jax ? "; inside jax.jit, call through jax.pure_callback" : "");
   // JAX arrays are immutable, which the unversioned capsule that JAX exports cannot say.
-  if (access == Access::kWrite &&
-      std::string_view(nb::str(nb::handle(object.type()).attr("__module__")).c_str()).starts_with("jax"))
+  if (access == Access::kWrite && is_jax)
     fail(FLASH_KDA_ERROR_TYPE,
          "{}: got a JAX array, which is immutable, accepted is a tensor that can be written (or leave it to "
          "flash_kda.forward, which returns fresh arrays)",
