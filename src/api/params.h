@@ -106,4 +106,26 @@ constexpr int64_t size_of(flash_kda_dtype dtype) {
   return 0;
 }
 
+/// As messages say it.
+constexpr const char* name_of_dtype(int32_t dtype) {
+  switch (dtype) {
+    case FLASH_KDA_F32:
+      return "float32";
+    case FLASH_KDA_BF16:
+      return "bfloat16";
+    case FLASH_KDA_F16:
+      return "float16";
+    case FLASH_KDA_F64:
+      return "float64";
+    case FLASH_KDA_I32:
+      return "int32";
+    case FLASH_KDA_I64:
+      return "int64";
+    case FLASH_KDA_BOOL:
+      return "bool";
+    default:
+      return "unknown";
+  }
+}
+
 }  // namespace flash_kda

@@ -15,27 +15,6 @@
 namespace flash_kda {
 namespace {
 
-const char* name_of(int32_t dtype) {
-  switch (dtype) {
-    case FLASH_KDA_F32:
-      return "float32";
-    case FLASH_KDA_BF16:
-      return "bfloat16";
-    case FLASH_KDA_F16:
-      return "float16";
-    case FLASH_KDA_F64:
-      return "float64";
-    case FLASH_KDA_I32:
-      return "int32";
-    case FLASH_KDA_I64:
-      return "int64";
-    case FLASH_KDA_BOOL:
-      return "bool";
-    default:
-      return "unknown";
-  }
-}
-
 /// A tensor argument with the name users know it by.
 struct Argument {
   const char* name;
@@ -105,9 +84,9 @@ void check_shape(const Argument& a, const std::vector<Extent>& extents) {
 void check_dtype(const Argument& a, std::initializer_list<flash_kda_dtype> accepted) {
   if (std::find(accepted.begin(), accepted.end(), a.tensor.dtype) != accepted.end()) return;
   std::vector<const char*> names;
-  for (flash_kda_dtype d : accepted) names.push_back(name_of(d));
-  fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {} ({}), accepted is {}", a.name, name_of(a.tensor.dtype), a.tensor.dtype,
-       fmt::join(names, ", "));
+  for (flash_kda_dtype d : accepted) names.push_back(name_of_dtype(d));
+  fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {} ({}), accepted is {}", a.name, name_of_dtype(a.tensor.dtype),
+       a.tensor.dtype, fmt::join(names, ", "));
 }
 
 /// Number of elements and the distance from the first to the last must fit 62 bits in bytes, so that no later
@@ -375,8 +354,8 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   for (const Argument* a : {&q, &k, &v, &g, &beta}) check_dtype(*a, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16});
   for (const Argument* a : {&k, &v})
     if (a->tensor.dtype != q.tensor.dtype)
-      fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is the dtype of q, {}", a->name, name_of(a->tensor.dtype),
-           name_of(q.tensor.dtype));
+      fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is the dtype of q, {}", a->name,
+           name_of_dtype(a->tensor.dtype), name_of_dtype(q.tensor.dtype));
   if (p.backend == FLASH_KDA_BACKEND_REFERENCE)
     check_dtype(out, {FLASH_KDA_F32, FLASH_KDA_BF16, FLASH_KDA_F16, FLASH_KDA_F64});
   else

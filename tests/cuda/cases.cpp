@@ -1,5 +1,7 @@
 #include "cuda/cases.h"
 
+#include "cuda/solve.h"
+
 namespace flash_kda::test {
 namespace {
 
@@ -10,23 +12,6 @@ constexpr auto kPool = StateRows::kPool;
 
 const std::vector<int64_t> kTails{1, 15, 16, 17, 1, 31, 33, 63, 64, 65, 1};
 const std::vector<int64_t> kWithEmpty{0, 5, 0, 0, 40, 16, 0};
-
-/// A row of bf16 tensors, the kernels' own types.
-Case bf16(Case c) {
-  c.qkv = BF16;
-  c.out = BF16;
-  c.gate_dtype = BF16;
-  c.beta_dtype = BF16;
-  return c;
-}
-
-/// The same with fp32 gate and beta.
-Case fp32_gate(Case c) {
-  c = bf16(c);
-  c.gate_dtype = F32;
-  c.beta_dtype = F32;
-  return c;
-}
 
 std::vector<Case> make_forward_cases() {
   std::vector<Case> cases;

@@ -53,7 +53,7 @@ constexpr int64_t first_slot(const Params& p, int64_t n, int64_t begin) {
   return !p.packed ? n * tiles_of(p.T) : begin / kTile + n;
 }
 constexpr int64_t slot_bound(const Params& p) {
-  return !p.packed ? p.N * tiles_of(p.T) : p.T == 0 ? 0 : p.T / kTile + p.N;
+  return !p.packed ? p.N * tiles_of(p.T) : p.N == 0 || p.T == 0 ? 0 : p.T / kTile + p.N;
 }
 
 /// Byte offset of the image of (slot, value head).

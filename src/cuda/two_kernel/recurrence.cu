@@ -15,10 +15,11 @@ void launch_recurrence(const Params& params, const Plan& plan) {
   config.blockDim = dim3(static_cast<unsigned>(plan.threads));
   config.dynamicSmemBytes = static_cast<size_t>(bytes);
   config.stream = static_cast<cudaStream_t>(params.stream);
-  // The CTAs may start while the last ones of prepare run; the load warp waits for its results.
+  // The CTAs may start before prepare's results are visible, for which the load warp waits. Without tiles there is no
+  // prepare, and the kernel before it in the stream is the caller's: what it writes is read without waiting.
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  overlap.val.programmaticStreamSerializationAllowed = plan.chunk_bound > 0;
   config.attrs = &overlap;
   config.numAttrs = 1;
   check(cudaLaunchKernelEx(&config, recurrence, params, plan.value_split), "launch of two_kernel::recurrence");
