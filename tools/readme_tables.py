@@ -26,7 +26,8 @@ def devices(all_records):
         return counts + (f"; unverified: {record['unverified']}" if "unverified" in record else "")
 
     header = ["GPU", "CUDA", "driver", "date", "tests", "sanitizer findings"]
-    return table(header, [[r["device"], r["cuda"], r["driver"], r["date"], state(r), str(sum(r["sanitizer"].values()))] for r in all_records])
+    return table(header, [[r["device"], r["cuda"], r["driver"], r["date"], state(r), str(sum(r["sanitizer"].values()))]
+                          for r in all_records])
 
 
 def figure(value):
@@ -36,7 +37,8 @@ def figure(value):
 def accuracy(all_records):
     header = ["GPU", "case", "path", "output", "state", "fla output", "fla state"]
     keys = ("output", "state", "fla_output", "fla_state")
-    return table(header, [[r["device"], row["name"], row["path"], *(figure(row.get(key)) for key in keys)] for r in all_records for row in r["accuracy"]])
+    return table(header, [[r["device"], row["name"], row["path"], *(figure(row.get(key)) for key in keys)]
+                          for r in all_records for row in r["accuracy"]])
 
 
 def benchmarks(all_records):
@@ -44,7 +46,8 @@ def benchmarks(all_records):
         return ", ".join(f"{name} {ms / row['ms']:.2f}×" for name, ms in sorted(row["peers_ms"].items()))
 
     header = ["GPU", "case", "path", "ms", "time / floor", "peers' time / ours"]
-    return table(header, [[r["device"], row["name"], row["path"], f"{row['ms']:.4g}", f"{row['ms'] / row['floor_ms']:.2f}", peers(row)]
+    return table(header, [[r["device"], row["name"], row["path"], f"{row['ms']:.4g}",
+                           f"{row['ms'] / row['floor_ms']:.2f}", peers(row)]
                           for r in all_records for row in r["benchmarks"]])
 
 

@@ -75,7 +75,8 @@ def rows_of(folder, section, required):
 
 
 def copy_speed(folder):
-    speeds = [content["copy_tb_s"] for path in files_of(folder / "benchmarks", "*.json") if "copy_tb_s" in (content := read_json(path))]
+    contents = [read_json(path) for path in files_of(folder / "benchmarks", "*.json")]
+    speeds = [content["copy_tb_s"] for content in contents if "copy_tb_s" in content]
     if len(speeds) != 1:
         raise RecordError(f"{folder / 'benchmarks'}: copy_tb_s is in {len(speeds)} files, accepted is one")
     return speeds[0]
@@ -85,7 +86,8 @@ def merge(folder, expected_digest):
     """The record of what `folder` holds, for sources with `expected_digest`."""
     build = read_json(folder / "info.json")["build"]
     if build["source_digest"] != expected_digest:
-        raise RecordError(f"{folder / 'info.json'}: the binary was built from {build['source_digest']}, the sources here are {expected_digest}")
+        raise RecordError(f"{folder / 'info.json'}: the binary was built from {build['source_digest']}, "
+                          f"the sources here are {expected_digest}")
     device = read_json(folder / "device.json")
     tests = test_reports.count_all(files_of(folder / "tests", "*.xml"))
     if tests.failed or not tests.passed:
@@ -110,7 +112,7 @@ def merge(folder, expected_digest):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--output", type=Path, default=records.RECORDS, help="folder to write the record into (default: records/)")
+    parser.add_argument("--output", type=Path, default=records.RECORDS, help="folder of the record (default: records/)")
     arguments = parser.parse_args()
     try:
         record = merge(arguments.folder, digest.digest())

@@ -15,7 +15,8 @@ def verdict(record, current_digest):
         return True, "matches the sources"
     if reason := record.get("unverified"):
         return True, f"unverified: {reason}"
-    return False, f'source_digest is {record.get("source_digest")}, the sources have {current_digest}: run ./dev gpu on that device, or add "unverified": "<reason>"'
+    return False, (f'source_digest is {record.get("source_digest")}, the sources have {current_digest}: '
+                   'run ./dev gpu on that device, or add "unverified": "<reason>"')
 
 
 def main():
