@@ -9,7 +9,7 @@ namespace {
 /// repeats what does not depend on V (gates, norms, the products of tokens with each other), so more pieces are not
 /// always faster.
 int value_split_of(const Params& params, int64_t heads, int threads) {
-  constexpr double kRepeated = 0.25;  // share of a head's work that each piece repeats, about
+  constexpr double kRepeated = 0.25;  // share of a head's work that each piece repeats (docs/log-performance.md)
   const int blocks = (params.V + kValueBlock - 1) / kValueBlock;
   int best = 1;
   double best_time = 0;
