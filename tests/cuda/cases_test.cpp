@@ -1,6 +1,7 @@
 // Faults that users of such kernels reported, by the ids of docs/cases.md, on the GPU. Inputs that no sequence owns,
 // guards and untouched outputs are poisoned with NaN (support/problem.h). What the GPU refuses is in refusal_test.cpp,
-// what is too large for the fp64 recurrence of the CPU in large_test.cpp.
+// what is too large for the CPU's recurrence in
+// reference_test.cpp, and the cases of the run time in runtime_test.cpp.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -80,8 +81,7 @@ const std::vector<Row> kRows{
     {"C02_NearParallelKeys", bf16({.T = 512, .family = Family::kF6}), parallel_keys},
     {"C07_SlowConstantGateOverALongSequence", bf16({.T = 8192, .H = 1, .family = Family::kF8})},
     {"C09_StateOfLargeAndSmallElements", bf16({.T = 100, .H = 1, .family = Family::kF3}), large_and_small_state},
-    {"C10_LongKeysWithoutNormT1", bf16({.T = 1, .l2norm = false}), long_keys},
-    {"C10_LongKeysWithoutNormT3", bf16({.T = 3, .l2norm = false}), long_keys},
+    {"C10_LongKeysWithoutNorm", bf16({.T = 1, .l2norm = false}), long_keys},
 
     {"C11_FixedLengthTail63", bf16({.T = 63})},
     {"C11_FixedLengthTail500", bf16({.T = 500})},
@@ -116,6 +116,25 @@ INSTANTIATE_TEST_SUITE_P(Cases, CaseRows, testing::ValuesIn(kRows), [](const aut
 
 // ---- Numbers
 // ---------------------------------------------------------------------------------------------------------------
+
+/// The keys are one direction, v repeats with the chunk and hardly anything decays, so each tile adds the same rounding
+/// of the restored keys to the state, in directions that no key ever asks for: of any chunked form with bf16 operands
+/// nothing but the outputs is right here (emulated: 7.5e-3 for the output, above 1 for the state). They are held
+/// to 1.15 times the 9.4e-3 that the same emulation gives for random v, row F7 of the accuracy table.
+TEST(Cases, C01_IdenticalKeysWithoutDecayOverALongSequence) {
+  const Case c = bf16({.H = 1, .lengths = {16384}, .family = Family::kF7});
+  const Change inputs = [](const Problem& p) {
+    assign(p, "initial_state", [](const int64_t*) { return 0.0; });
+    const flash_kda_tensor& v = p.tensor("v");
+    assign(p, "v", [&](const int64_t* at) { return get(v, {0, at[1] % 16, 0, at[3]}); });
+  };
+  const Problem gpu = solve(c, inputs), oracle = solve_by_oracle(c, inputs);
+  const Difference out = difference(gpu, oracle, "out");
+  EXPECT_TRUE(out.within(1.15 * 9.4e-3)) << to_string(out, 4);
+  const Difference state = difference(gpu, oracle, "final_state");
+  EXPECT_EQ(state.not_finite, 0) << to_string(state, 4);
+  EXPECT_EQ(gpu.stray_writes(), "");
+}
 
 TEST(Cases, C08_ALogAtItsLimits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

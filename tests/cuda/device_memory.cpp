@@ -26,6 +26,8 @@ void DeviceProblem::upload(const Problem& problem) {
   for (size_t i = 0; i < blocks_.size(); ++i)
     cuda::check(cudaMemcpy(blocks_[i].get(), problem.blocks()[i].data(), blocks_[i].size(), cudaMemcpyHostToDevice),
                 "cudaMemcpy");
+  // Streams that do not wait for the default stream may use it next.
+  cuda::check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
 void DeviceProblem::download(const Problem& problem) const {
