@@ -286,9 +286,14 @@ StateTensor state_argument(const Argument& a, Extent rows, const Params& p, cons
   return {t.data, static_cast<flash_kda_dtype>(t.dtype), t.shape[0], t.strides[0], t.strides[1], t.strides[2], index};
 }
 
-/// cu_seqlens in host memory: starts at 0, never decreases, ends at T or before. `longest` bounds each sequence.
+/// Most tokens of a sequence.
+constexpr int64_t longest_of(Operator op) {
+  return op == Operator::kDecode ? kMaxDecodeTokens : std::numeric_limits<int64_t>::max();
+}
+
+/// `cu` in host memory starts at 0, never decreases, ends at T or before. `longest` bounds each sequence.
 template <typename T>
-void check_cu_seqlens(const T* cu, const Params& p, int64_t longest) {
+void check_entries(const T* cu, const Params& p, int64_t longest) {
   if (cu[0] != 0) fail(FLASH_KDA_ERROR_VALUE, "cu_seqlens[0]: got {}, accepted is 0", cu[0]);
   for (int64_t n = 1; n <= p.N; ++n) {
     if (cu[n] < cu[n - 1])
@@ -405,15 +410,10 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
     p.cu_seqlens_is_64bit = cu.tensor.dtype == FLASH_KDA_I64;
     if (purpose == Purpose::kRun) check_data(cu);
   }
-  const int64_t longest = op == Operator::kDecode ? kMaxDecodeTokens : std::numeric_limits<int64_t>::max();
-  if (cu.present() && purpose == Purpose::kRun && p.backend != FLASH_KDA_BACKEND_CUDA) {
-    if (p.cu_seqlens_is_64bit)
-      check_cu_seqlens(static_cast<const int64_t*>(p.cu_seqlens), p, longest);
-    else
-      check_cu_seqlens(static_cast<const int32_t*>(p.cu_seqlens), p, longest);
-  }
-  if (!cu.present() && p.T > longest)
-    fail(FLASH_KDA_ERROR_VALUE, "q: got T = {}, accepted by decode is at most {}", p.T, longest);
+  if (cu.present() && purpose == Purpose::kRun && p.backend != FLASH_KDA_BACKEND_CUDA)
+    check_cu_seqlens(p, p.cu_seqlens);
+  if (!cu.present() && p.T > longest_of(op))
+    fail(FLASH_KDA_ERROR_VALUE, "q: got T = {}, accepted by decode is at most {}", p.T, longest_of(op));
 
   if (p.gate == FLASH_KDA_GATE_BOUNDED && !(args.lower_bound >= -5.0F && args.lower_bound < 0.0F))
     fail(FLASH_KDA_ERROR_VALUE, "lower_bound: got {}, accepted is -5 <= lower_bound < 0", args.lower_bound);
@@ -440,6 +440,13 @@ void check_checkpoints(const Params& p) {
 }
 
 }  // namespace
+
+void check_cu_seqlens(const Params& params, const void* host_copy) {
+  if (params.cu_seqlens_is_64bit)
+    check_entries(static_cast<const int64_t*>(host_copy), params, longest_of(params.op));
+  else
+    check_entries(static_cast<const int32_t*>(host_copy), params, longest_of(params.op));
+}
 
 Params validate(const flash_kda_forward_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kForward, purpose);

@@ -16,4 +16,7 @@ enum class Purpose {
 Params validate(const flash_kda_forward_args& args, Purpose purpose);
 Params validate(const flash_kda_decode_args& args, Purpose purpose);
 
+/// Throws Error, naming the first bad entry of cu_seqlens. `host_copy` holds its N + 1 entries in host memory.
+void check_cu_seqlens(const Params& params, const void* host_copy);
+
 }  // namespace flash_kda

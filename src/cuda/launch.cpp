@@ -1,7 +1,9 @@
 #include <array>
 #include <mutex>
+#include <vector>
 
 #include "api/error.h"
+#include "api/validate.h"
 #include "cuda/backend.h"
 #include "cuda/common/check.h"
 #include "cuda/common/devices.h"
@@ -65,6 +67,16 @@ Machine read_device(int ordinal) {
   return machine;
 }
 
+/// The opt-in check of what only the device knows. Synchronises the stream.
+void read_and_check_cu_seqlens(const Params& params) {
+  std::vector<int64_t> entries(static_cast<size_t>(params.N) + 1);  // room for either type
+  const size_t bytes = entries.size() * (params.cu_seqlens_is_64bit ? sizeof(int64_t) : sizeof(int32_t));
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  check(cudaMemcpyAsync(entries.data(), params.cu_seqlens, bytes, cudaMemcpyDeviceToHost, stream), "cudaMemcpyAsync");
+  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  check_cu_seqlens(params, entries.data());
+}
+
 }  // namespace
 
 const Machine& describe_device(int ordinal) {
@@ -90,6 +102,7 @@ const char* toolkit_version() {
 
 void launch(const Params& params, const Plan& plan) {
   const DeviceGuard guard(params.device);
+  if (params.packed && params.check_cu_seqlens) read_and_check_cu_seqlens(params);
   two_kernel::launch(params, plan);
 }
 

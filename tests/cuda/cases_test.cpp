@@ -290,6 +290,32 @@ TEST(Cases, SmallMalformedCuSeqlens) {
   expect_contained(cu, many);
 }
 
+/// The opt-in check reads cu_seqlens back and names the first bad entry, before anything runs.
+TEST(Cases, CheckedCuSeqlens) {
+  const Case c = bf16({.H = 1, .lengths = {20, 1, 30, 17}});
+  const auto status_with = [&](const std::vector<int32_t>& cu_seqlens) {
+    const Problem problem = problem_of(c, [&](const Problem& p) {
+      std::memcpy(p.tensor("cu_seqlens").data, cu_seqlens.data(), cu_seqlens.size() * sizeof(int32_t));
+    });
+    const DeviceProblem device(problem);
+    Args args = device.args();
+    args.check_cu_seqlens = 1;
+    const flash_kda_status status = flash_kda_forward(&args);
+    if (status != FLASH_KDA_OK) {
+      device.download(problem);
+      EXPECT_EQ(problem.stray_writes(true), "");
+    }
+    return status;
+  };
+  EXPECT_EQ(status_with({0, 20, 21, 51, 68}), FLASH_KDA_OK) << flash_kda_last_error();
+  EXPECT_EQ(status_with({1, 20, 21, 51, 68}), FLASH_KDA_ERROR_VALUE);
+  EXPECT_STREQ(flash_kda_last_error(), "cu_seqlens[0]: got 1, accepted is 0");
+  EXPECT_EQ(status_with({0, 20, 10, 51, 68}), FLASH_KDA_ERROR_VALUE);
+  EXPECT_STREQ(flash_kda_last_error(), "cu_seqlens[2]: got 10 after 20, accepted is a sequence that never decreases");
+  EXPECT_EQ(status_with({0, 20, 21, 51, 69}), FLASH_KDA_ERROR_VALUE);
+  EXPECT_STREQ(flash_kda_last_error(), "cu_seqlens[4]: got 69, accepted is at most T = 68");
+}
+
 // ---- Indexing, layout, types
 // -----------------------------------------------------------------------------------------------
 

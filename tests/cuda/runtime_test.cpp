@@ -269,6 +269,16 @@ TEST(RunTime, InputsOfAKernelThatIsStillRunning) {
   }
 }
 
+/// An error that the caller left behind is neither reported as ours nor taken away.
+TEST(RunTime, ErrorsOfTheCallerStayTheCallers) {
+  const Call call(bf16({.T = 100}));
+  void* pointer = nullptr;
+  ASSERT_EQ(cudaMalloc(&pointer, size_t{1} << 60), cudaErrorMemoryAllocation);
+  EXPECT_EQ(call.enqueue(), FLASH_KDA_OK) << flash_kda_last_error();
+  EXPECT_EQ(cudaGetLastError(), cudaErrorMemoryAllocation);
+  call.stream.synchronize();
+}
+
 // ---- Threads and streams
 // ---------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,12 @@ template <typename Gate>
 static void launch_for_gate(const Params& params, const InputMaps& maps) {
   constexpr int kBytes = sizeof(PrepareShared<Gate>);
   allow_shared_memory<prepare<Gate>>(params.device, kBytes);
-  const auto grid = static_cast<unsigned>(slot_bound(params) * params.HV);
-  prepare<Gate><<<grid, kPrepareThreads, kBytes, static_cast<cudaStream_t>(params.stream)>>>(params, maps);
-  check(cudaGetLastError(), "launch of two_kernel::prepare");
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(slot_bound(params) * params.HV));
+  config.blockDim = dim3(kPrepareThreads);
+  config.dynamicSmemBytes = kBytes;
+  config.stream = static_cast<cudaStream_t>(params.stream);
+  check(cudaLaunchKernelEx(&config, prepare<Gate>, params, maps), "launch of two_kernel::prepare");
 }
 
 void launch_prepare(const Params& params, const InputMaps& maps) {
