@@ -197,10 +197,10 @@ TEST(RunTime, C41_RepeatedSample) {
   }
 }
 
-/// Every crossing between ordinary accesses and the copy engine, many times over: docs/async-proxy.md. The workspace is
-/// poisoned before each call, so that a tile read too early is NaN and not the right one of the call before; another
-/// stream keeps the multiprocessors busy at varying times.
-TEST(RunTime, C42_StressLoop) {
+/// Every crossing between ordinary accesses and the copy engine, many times over (docs/async-proxy.md), with the same
+/// bits each time. The workspace is poisoned before each call, so that a tile read too early is NaN and not the right
+/// one of the call before; another stream keeps the multiprocessors busy at varying times.
+TEST(RunTime, C42_StressLoopRepeatsBitForBit) {
   const Call noise(bf16({.lengths = {1, 300, 17, 64, 5}}));
   for (const Case& c :
        {bf16({.T = 700}), bf16({.H = 12, .lengths = {1, 500, 16, 33, 15, 200, 2}}),
