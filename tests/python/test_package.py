@@ -40,8 +40,8 @@ def test_types_are_shipped():
 def test_every_argument_is_documented_and_typed(name):
     function = getattr(flash_kda, name)
     signature = inspect.signature(function)
-    text = flash_kda.forward.__doc__ + function.__doc__
-    documented = {word for line in re.findall(r"^ {8}([\w, ]+): ", text, re.M) for word in line.split(", ")}
+    text = inspect.getdoc(flash_kda.forward) + inspect.getdoc(function)
+    documented = {word for line in re.findall(r"^ {4}([\w, ]+): ", text, re.M) for word in line.split(", ")}
     assert set(signature.parameters) <= documented
     assert all(p.annotation is not inspect.Parameter.empty for p in signature.parameters.values())
     for section in ("Args:", "Raises:"):
