@@ -132,7 +132,8 @@ Device device_of(const std::string& text) {
   if (text == "reference") return {FLASH_KDA_BACKEND_REFERENCE, 0};
   if (text.starts_with("cuda"))
     return {FLASH_KDA_BACKEND_CUDA, text == "cuda" ? 0 : parse<int>(text.substr(5)).value()};
-  for (const auto& gpu : nlohmann::json::parse(info()).at("cuda").at("devices"))
+  const nlohmann::json machine = nlohmann::json::parse(info());
+  for (const auto& gpu : machine.at("cuda").at("devices"))
     if (gpu.at("usable").get<bool>()) return {FLASH_KDA_BACKEND_CUDA, gpu.at("device").get<int>()};
   return {FLASH_KDA_BACKEND_CPU, 0};
 }
