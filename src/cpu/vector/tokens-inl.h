@@ -212,7 +212,7 @@ HWY_INLINE void prefetch_token(const Params& p, const Task& task, int64_t token)
 
 /// Zero outputs of all tokens of a padded row.
 inline void store_zeros(const Params& p, const Task& task) {
-  const float zeros[kLanes] = {};
+  HWY_ALIGN const float zeros[kLanes] = {};
   for (int64_t t = 0; t < task.sequence.length; ++t)
     for (int v = task.begin; v < task.end; v += static_cast<int>(kLanes))
       store_row(zeros, std::min(kLanes, static_cast<size_t>(task.end - v)), p.out.data, p.out.dtype,
