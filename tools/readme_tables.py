@@ -47,7 +47,7 @@ def benchmarks(all_records):
 
     header = ["GPU", "case", "path", "ms", "time / floor", "peers' time / ours"]
     return table(header, [[r["device"], row["name"], row["path"], f"{row['ms']:.4g}",
-                           f"{row['ms'] / row['floor_ms']:.2f}", peers(row)]
+                           f"{row['ms'] / row['floor_ms']:.2f}" if row["floor_ms"] else "–", peers(row)]
                           for r in all_records for row in r["benchmarks"]])
 
 
