@@ -105,7 +105,7 @@ Timing measure(const Options& options, const Device& device, const Case& c, cons
   timing.median = median_of(seconds);
   timing.least = *std::min_element(seconds.begin(), seconds.end());
   timing.tokens = c.shape.T;
-  const double token_heads = static_cast<double>(c.shape.T * c.shape.HV);
+  const auto token_heads = static_cast<double>(c.shape.T * c.shape.HV);
   timing.us_per_token_head = timing.median * 1e6 / token_heads;
   if (device.backend == FLASH_KDA_BACKEND_CUDA) {
     const size_t half = (execution.bytes() + 1) / 2;  // a copy reads half of the bytes and writes half
@@ -195,7 +195,7 @@ ExitCode bench(const Options& options, bool own_case) {
                                         value_of(float_types(), options.dtype), FLASH_KDA_F32, 0});
       for (int count : threads) {
         timings.push_back(measure(options, device, cases[i], problem, count, gpu ? 0 : peaks.at(count)));
-        progress.show("");
+        progress.clear();
         print_row(timings.back(), gpu);
       }
     }

@@ -51,7 +51,7 @@ Execution::Execution(const Problem& problem, const ExecutionOptions& options) {
     bytes_ += data.size();
   }
   for (const Output& output : outputs_) {
-    size_t size = static_cast<size_t>(size_of(output.dtype));
+    auto size = static_cast<size_t>(size_of(output.dtype));
     for (int64_t extent : output.shape) size *= static_cast<size_t>(extent);
     (args_.*output.member).data = memory_->allocate(size);
     bytes_ += size;

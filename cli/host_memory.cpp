@@ -13,7 +13,8 @@ class HostMemory : public DeviceMemory {
   std::string device_name() const override {
     std::ifstream stream("/proc/cpuinfo");
     for (std::string line; std::getline(stream, line);)
-      if (line.starts_with("model name") && line.find(": ") != line.npos) return line.substr(line.find(": ") + 2);
+      if (line.starts_with("model name") && line.find(": ") != std::string::npos)
+        return line.substr(line.find(": ") + 2);
     return "cpu";
   }
 

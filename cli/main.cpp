@@ -2,21 +2,19 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <exception>
 #include <new>
 #include <string>
 #include <vector>
 
+#include "api/error.h"
 #include "cli/commands.h"
 #include "flash_kda/flash_kda.hpp"
 
+namespace flash_kda::cli {
 namespace {
 
 constexpr const char* kCommands = "run, check, bench, generate, info";
-
-int report(const std::string& message) {
-  fmt::print(stderr, "flashkda: {}\n", message);
-  return flash_kda::cli::kError;
-}
 
 /// What CLI11 found wrong, in one line.
 std::string message_of(const CLI::App* app, const CLI::Error& error) {
@@ -29,12 +27,9 @@ std::string message_of(const CLI::App* app, const CLI::Error& error) {
                      command_known ? " " + app->get_subcommands().front()->get_name() : "");
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
-  using namespace flash_kda::cli;
+int run(int argc, char** argv) {
   CLI::App app("FlashKDA: Kimi Delta Attention on CPUs and CUDA GPUs, from the command line.", "flashkda");
-  app.set_version_flag("--version", flash_kda::version());
+  app.set_version_flag("--version", version());
   app.require_subcommand(0, 1);
   app.failure_message([](const CLI::App* failed, const CLI::Error& error) {
     return fmt::format("flashkda: {}\n", message_of(failed, error));
@@ -54,15 +49,21 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kOk : kError;
   }
+  for (const Command& command : commands)
+    if (command.app->parsed()) return command.run();
+  fail(FLASH_KDA_ERROR_VALUE, "command: got none, accepted is {} (see flashkda --help)", kCommands);
+}
+
+}  // namespace
+}  // namespace flash_kda::cli
+
+int main(int argc, char** argv) {
   try {
-    for (const Command& command : commands)
-      if (command.app->parsed()) return command.run();
-  } catch (const flash_kda::Error& error) {
-    return report(error.what());
+    return flash_kda::cli::run(argc, argv);
   } catch (const std::bad_alloc&) {
-    return report("host memory ran out: the tensors of this call do not fit");
+    std::fputs("flashkda: host memory ran out: the tensors of this call do not fit\n", stderr);
   } catch (const std::exception& error) {
-    return report(error.what());
+    std::fprintf(stderr, "flashkda: %s\n", error.what());
   }
-  return report(fmt::format("command: got none, accepted is {} (see flashkda --help)", kCommands));
+  return flash_kda::cli::kError;
 }

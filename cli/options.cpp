@@ -44,7 +44,7 @@ std::optional<std::vector<int64_t>> parse_lengths(std::string_view text) {
     const auto value = parse<int64_t>(word);
     return value && *value >= 0 && *value <= kMaxTokens / kMaxSequences ? value : std::nullopt;
   };
-  if (const size_t x = text.find('x'); x != text.npos) {
+  if (const size_t x = text.find('x'); x != std::string_view::npos) {
     const auto count = parse<int64_t>(text.substr(0, x)), each = length(text.substr(x + 1));
     if (!count || *count < 1 || *count > kMaxSequences || !each) return std::nullopt;
     return std::vector<int64_t>(static_cast<size_t>(*count), *each);

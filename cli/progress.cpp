@@ -1,6 +1,5 @@
 #include "cli/progress.h"
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -9,10 +8,15 @@ namespace flash_kda::cli {
 
 Progress::Progress() : terminal_(isatty(STDERR_FILENO) == 1) {}
 
-Progress::~Progress() { show(""); }
+Progress::~Progress() { clear(); }
 
-void Progress::show(const std::string& line) {
-  if (terminal_) fmt::print(stderr, "\r\x1b[K{}", line);
+void Progress::show(const std::string& line) const {
+  clear();
+  if (terminal_) std::fputs(line.c_str(), stderr);
+}
+
+void Progress::clear() const noexcept {
+  if (terminal_) std::fputs("\r\x1b[K", stderr);
 }
 
 }  // namespace flash_kda::cli

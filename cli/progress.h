@@ -13,7 +13,8 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  void show(const std::string& line);
+  void show(const std::string& line) const;
+  void clear() const noexcept;
 
  private:
   bool terminal_;

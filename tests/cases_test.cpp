@@ -74,9 +74,9 @@ Case bf16(Case c) {
 // ---- Numbers
 // ---------------------------------------------------------------------------------------------------------------
 
-/// v repeats every 16 tokens and so does the chunk, so each repetition rounds alike and the error of the state grows with
-/// T (a plain fp32 recurrence does the same, at 9e-5). The output is held to the fp32 bar, the state to the bar of every
-/// kernel for row F7: 1.15 times the 1.9e-3 of bf16 operands with an fp32 state.
+/// v repeats every 16 tokens and so does the chunk, so each repetition rounds alike and the error of the state grows
+/// with T (a plain fp32 recurrence does the same, at 9e-5). The output is held to the fp32 bar, the state to the bar of
+/// every kernel for row F7: 1.15 times the 1.9e-3 of bf16 operands with an fp32 state.
 TEST(Cases, C01_IdenticalKeysWithoutDecayOverALongSequence) {
   const Case c = bf16({.H = 1, .lengths = {16384}, .family = Family::kF7});
   const Mutation inputs = [](Problem& p) {

@@ -10,14 +10,14 @@
  *
  * Source of the formula: Kimi Linear (Moonshot AI, arXiv:2510.26692), section 3; docs/operator.md repeats it in full.
  *
- * Notation of shapes: B batch, T tokens, H query/key heads, HV value heads (HV % H == 0; value head h reads query/key head
- * h / (HV / H)), K and V head dimensions, N sequences (N = B, or the number of packed sequences).
+ * Notation of shapes: B batch, T tokens, H query/key heads, HV value heads (HV % H == 0; value head h reads query/key
+ * head h / (HV / H)), K and V head dimensions, N sequences (N = B, or the number of packed sequences).
  *
  * Rules that hold for every function:
  *   - Argument structs are filled by their init function first, then by the caller; unset tensors are absent.
  *   - A refused call changes nothing and flash_kda_last_error() says what was given and what is accepted.
- *   - Inputs are never written. Device memory is never allocated, streams are never synchronised (unless check_cu_seqlens asks
- *     for it), the caller's current device is left as it was.
+ *   - Inputs are never written. Device memory is never allocated, streams are never synchronised (unless
+ * check_cu_seqlens asks for it), the caller's current device is left as it was.
  *   - Calls from several threads and on several streams are safe as long as each has its own workspace and outputs.
  */
 #ifndef FLASH_KDA_FLASH_KDA_H_
@@ -40,12 +40,12 @@ extern "C" {
 
 typedef enum flash_kda_status {
   FLASH_KDA_OK = 0,
-  FLASH_KDA_ERROR_TYPE = 1,     /* wrong kind of argument or data type */
-  FLASH_KDA_ERROR_VALUE = 2,    /* shape, stride, alignment, overlap or range */
-  FLASH_KDA_ERROR_DEVICE = 3,   /* no such device, an architecture without a kernel, no driver, not built in */
-  FLASH_KDA_ERROR_CUDA = 4,     /* a CUDA call failed; the message names the call, its code and its place */
-  FLASH_KDA_ERROR_MEMORY = 5,   /* host memory ran out */
-  FLASH_KDA_ERROR_INTERNAL = 6  /* a defect of this library */
+  FLASH_KDA_ERROR_TYPE = 1,    /* wrong kind of argument or data type */
+  FLASH_KDA_ERROR_VALUE = 2,   /* shape, stride, alignment, overlap or range */
+  FLASH_KDA_ERROR_DEVICE = 3,  /* no such device, an architecture without a kernel, no driver, not built in */
+  FLASH_KDA_ERROR_CUDA = 4,    /* a CUDA call failed; the message names the call, its code and its place */
+  FLASH_KDA_ERROR_MEMORY = 5,  /* host memory ran out */
+  FLASH_KDA_ERROR_INTERNAL = 6 /* a defect of this library */
 } flash_kda_status;
 
 typedef enum flash_kda_dtype {
@@ -63,7 +63,7 @@ typedef enum flash_kda_dtype {
 /* A strided view of memory that the caller owns. Absent when data is NULL and every extent is unset (rank 0).
  * A tensor without elements (some extent 0) may have data == NULL. */
 typedef struct flash_kda_tensor {
-  void *data;
+  void* data;
   int32_t dtype; /* flash_kda_dtype */
   int32_t rank;  /* 0 = absent, else 1 to FLASH_KDA_MAX_RANK */
   int64_t shape[FLASH_KDA_MAX_RANK];
@@ -71,9 +71,9 @@ typedef struct flash_kda_tensor {
 } flash_kda_tensor;
 
 typedef enum flash_kda_backend {
-  FLASH_KDA_BACKEND_CPU = 1,       /* chunked form, fp32, several threads; tensors in host memory */
-  FLASH_KDA_BACKEND_CUDA = 2,      /* tensors in the memory of GPU `device` */
-  FLASH_KDA_BACKEND_REFERENCE = 3  /* the recurrence in fp64, the oracle of every test; tensors in host memory */
+  FLASH_KDA_BACKEND_CPU = 1,      /* chunked form, fp32, several threads; tensors in host memory */
+  FLASH_KDA_BACKEND_CUDA = 2,     /* tensors in the memory of GPU `device` */
+  FLASH_KDA_BACKEND_REFERENCE = 3 /* the recurrence in fp64, the oracle of every test; tensors in host memory */
 } flash_kda_backend;
 
 /* How the log-gate gamma (natural log, <= 0) follows from the raw input g, A_log [HV] and dt_bias [HV, K]. */
@@ -84,9 +84,9 @@ typedef enum flash_kda_gate {
 } flash_kda_gate;
 
 typedef enum flash_kda_beta {
-  FLASH_KDA_BETA_LOGITS = 1,          /* sigmoid(beta) */
-  FLASH_KDA_BETA_PROBABILITIES = 2,   /* beta as given */
-  FLASH_KDA_BETA_TWICE_SIGMOID = 3    /* 2 * sigmoid(beta): negative eigenvalues allowed */
+  FLASH_KDA_BETA_LOGITS = 1,        /* sigmoid(beta) */
+  FLASH_KDA_BETA_PROBABILITIES = 2, /* beta as given */
+  FLASH_KDA_BETA_TWICE_SIGMOID = 3  /* 2 * sigmoid(beta): negative eigenvalues allowed */
 } flash_kda_beta;
 
 /* scale = 1 / sqrt(K) */
@@ -94,10 +94,10 @@ typedef enum flash_kda_beta {
 
 /* Prefill: the operator over whole sequences.
  *
- * Floating-point inputs are F32, BF16 or F16; q, k and v share one type. The last dimension is contiguous, the others may be
- * strided. The states of sequence n are row n of [N, HV, V, K], or, with an index tensor, slot index[n] of a pool
- * [slots, HV, V, K]. A negative read index (or one >= slots) means a zero state, such a write index "not stored", both "padded
- * row": its outputs are zero and nothing else is touched. */
+ * Floating-point inputs are F32, BF16 or F16; q, k and v share one type. The last dimension is contiguous, the others
+ * may be strided. The states of sequence n are row n of [N, HV, V, K], or, with an index tensor, slot index[n] of a
+ * pool [slots, HV, V, K]. A negative read index (or one >= slots) means a zero state, such a write index "not stored",
+ * both "padded row": its outputs are zero and nothing else is touched. */
 typedef struct flash_kda_forward_args {
   size_t struct_size; /* set by flash_kda_forward_args_init */
 
@@ -118,34 +118,36 @@ typedef struct flash_kda_forward_args {
   flash_kda_tensor write_index;       /* [N] I32, slots of final_state; absent: row n */
   flash_kda_tensor has_initial_state; /* [N] BOOL, false: start from zero; absent: all true */
 
-  /* Checkpoints: the state after `offset` tokens of a sequence, offset a multiple of 64; those past its end are ignored */
-  flash_kda_tensor checkpoints;       /* [M, 2] I32: (sequence, offset); absent: none */
-  flash_kda_tensor checkpoint_state;  /* [M, HV, V, K] or pool, written */
-  flash_kda_tensor checkpoint_index;  /* [M] I32, slots of checkpoint_state; absent: row m */
+  /* Checkpoints: the state after `offset` tokens of a sequence, offset a multiple of 64; those past its end are ignored
+   */
+  flash_kda_tensor checkpoints;      /* [M, 2] I32: (sequence, offset); absent: none */
+  flash_kda_tensor checkpoint_state; /* [M, HV, V, K] or pool, written */
+  flash_kda_tensor checkpoint_index; /* [M] I32, slots of checkpoint_state; absent: row m */
 
   /* Output */
   flash_kda_tensor out; /* [B, T, HV, V], F32, BF16 or F16 */
 
   /* Options */
-  float scale;               /* finite, or FLASH_KDA_DEFAULT_SCALE */
-  float lower_bound;         /* of the bounded gate, -5 <= lower_bound < 0; default -5 */
-  int32_t gate;              /* flash_kda_gate; default bounded */
-  int32_t beta_form;         /* flash_kda_beta; default logits */
-  int32_t l2norm;            /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6) */
-  int32_t batch_invariant;   /* nonzero: a sequence alone and in a batch agree bitwise; default 0 */
-  int32_t check_cu_seqlens;  /* nonzero: CUDA reads cu_seqlens back first (synchronises); the CPU always checks; default 0 */
+  float scale;             /* finite, or FLASH_KDA_DEFAULT_SCALE */
+  float lower_bound;       /* of the bounded gate, -5 <= lower_bound < 0; default -5 */
+  int32_t gate;            /* flash_kda_gate; default bounded */
+  int32_t beta_form;       /* flash_kda_beta; default logits */
+  int32_t l2norm;          /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6) */
+  int32_t batch_invariant; /* nonzero: a sequence alone and in a batch agree bitwise; default 0 */
+  int32_t
+      check_cu_seqlens; /* nonzero: CUDA reads cu_seqlens back first (synchronises); the CPU always checks; default 0 */
 
   /* Execution */
-  int32_t backend;         /* flash_kda_backend; default CPU */
-  int32_t device;          /* CUDA device ordinal; default 0 */
-  int32_t num_threads;     /* CPU: 0 (default) uses what OpenMP would */
-  void *stream;            /* cudaStream_t; NULL is the default stream */
-  void *workspace;         /* device memory, 256-byte aligned, of at least flash_kda_forward_workspace_size bytes */
-  size_t workspace_size;   /* bytes */
+  int32_t backend;       /* flash_kda_backend; default CPU */
+  int32_t device;        /* CUDA device ordinal; default 0 */
+  int32_t num_threads;   /* CPU: 0 (default) uses what OpenMP would */
+  void* stream;          /* cudaStream_t; NULL is the default stream */
+  void* workspace;       /* device memory, 256-byte aligned, of at least flash_kda_forward_workspace_size bytes */
+  size_t workspace_size; /* bytes */
 } flash_kda_forward_args;
 
-/* Decode: one to eight tokens a sequence on a state pool that is read and written in place. Equal to forward over the same
- * tokens, within rounding. Members mean what they mean in flash_kda_forward_args. */
+/* Decode: one to eight tokens a sequence on a state pool that is read and written in place. Equal to forward over the
+ * same tokens, within rounding. Members mean what they mean in flash_kda_forward_args. */
 typedef struct flash_kda_decode_args {
   size_t struct_size; /* set by flash_kda_decode_args_init */
 
@@ -176,40 +178,43 @@ typedef struct flash_kda_decode_args {
   int32_t backend;
   int32_t device;
   int32_t num_threads;
-  void *stream;
-  void *workspace;
+  void* stream;
+  void* workspace;
   size_t workspace_size;
 } flash_kda_decode_args;
 
 /* Fill *args with absent tensors and the defaults above. */
-FLASH_KDA_API void flash_kda_forward_args_init(flash_kda_forward_args *args);
-FLASH_KDA_API void flash_kda_decode_args_init(flash_kda_decode_args *args);
+FLASH_KDA_API void flash_kda_forward_args_init(flash_kda_forward_args* args);
+FLASH_KDA_API void flash_kda_decode_args_init(flash_kda_decode_args* args);
 
 /* Run the operator: validate, plan, launch. On CUDA the call returns when the work is enqueued on args->stream. */
-FLASH_KDA_API flash_kda_status flash_kda_forward(const flash_kda_forward_args *args);
-FLASH_KDA_API flash_kda_status flash_kda_decode(const flash_kda_decode_args *args);
+FLASH_KDA_API flash_kda_status flash_kda_forward(const flash_kda_forward_args* args);
+FLASH_KDA_API flash_kda_status flash_kda_decode(const flash_kda_decode_args* args);
 
-/* Bytes of workspace that the call would need (0 on the CPU). The workspace members themselves are not looked at, and data
- * pointers may be NULL: shapes, types and options decide. */
-FLASH_KDA_API flash_kda_status flash_kda_forward_workspace_size(const flash_kda_forward_args *args, size_t *bytes);
-FLASH_KDA_API flash_kda_status flash_kda_decode_workspace_size(const flash_kda_decode_args *args, size_t *bytes);
+/* Bytes of workspace that the call would need (0 on the CPU). The workspace members themselves are not looked at, and
+ * data pointers may be NULL: shapes, types and options decide. */
+FLASH_KDA_API flash_kda_status flash_kda_forward_workspace_size(const flash_kda_forward_args* args, size_t* bytes);
+FLASH_KDA_API flash_kda_status flash_kda_decode_workspace_size(const flash_kda_decode_args* args, size_t* bytes);
 
-/* The plan of the call as text, "key=value" pairs separated by spaces, beginning with "path=...", and the reason for that path.
- * At most `capacity` bytes are written, with the terminating NUL. Looks at what the workspace query looks at. */
-FLASH_KDA_API flash_kda_status flash_kda_forward_describe(const flash_kda_forward_args *args, char *text, size_t capacity);
-FLASH_KDA_API flash_kda_status flash_kda_decode_describe(const flash_kda_decode_args *args, char *text, size_t capacity);
+/* The plan of the call as text, "key=value" pairs separated by spaces, beginning with "path=...", and the reason for
+ * that path. At most `capacity` bytes are written, with the terminating NUL. Looks at what the workspace query looks
+ * at. */
+FLASH_KDA_API flash_kda_status flash_kda_forward_describe(const flash_kda_forward_args* args, char* text,
+                                                          size_t capacity);
+FLASH_KDA_API flash_kda_status flash_kda_decode_describe(const flash_kda_decode_args* args, char* text,
+                                                         size_t capacity);
 
-/* What this build and machine can do, as a JSON object: version, build (compiler, CUDA, source digest), CPU (instruction sets,
- * the one in use, threads), CUDA devices, and why CUDA is unavailable where it is. At most `capacity` bytes are written, with
- * the terminating NUL. */
-FLASH_KDA_API flash_kda_status flash_kda_info(char *text, size_t capacity);
+/* What this build and machine can do, as a JSON object: version, build (compiler, CUDA, source digest), CPU
+ * (instruction sets, the one in use, threads), CUDA devices, and why CUDA is unavailable where it is. At most
+ * `capacity` bytes are written, with the terminating NUL. */
+FLASH_KDA_API flash_kda_status flash_kda_info(char* text, size_t capacity);
 
 /* "major.minor.patch" */
-FLASH_KDA_API const char *flash_kda_version(void);
+FLASH_KDA_API const char* flash_kda_version(void);
 
-/* The message of this thread's last call that did not return FLASH_KDA_OK; "" if there was none. Valid until the thread's next
- * call. */
-FLASH_KDA_API const char *flash_kda_last_error(void);
+/* The message of this thread's last call that did not return FLASH_KDA_OK; "" if there was none. Valid until the
+ * thread's next call. */
+FLASH_KDA_API const char* flash_kda_last_error(void);
 
 #ifdef __cplusplus
 }

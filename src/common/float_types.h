@@ -55,21 +55,35 @@ inline uint16_t float_to_f16(float value) {
 /// Element `i` of an array of any floating-point type.
 inline double load_element(const void* data, flash_kda_dtype dtype, int64_t i) {
   switch (dtype) {
-    case FLASH_KDA_F64: return static_cast<const double*>(data)[i];
-    case FLASH_KDA_F32: return static_cast<double>(static_cast<const float*>(data)[i]);
-    case FLASH_KDA_BF16: return static_cast<double>(bf16_to_float(static_cast<const uint16_t*>(data)[i]));
-    case FLASH_KDA_F16: return static_cast<double>(f16_to_float(static_cast<const uint16_t*>(data)[i]));
-    default: return std::nan("");
+    case FLASH_KDA_F64:
+      return static_cast<const double*>(data)[i];
+    case FLASH_KDA_F32:
+      return static_cast<double>(static_cast<const float*>(data)[i]);
+    case FLASH_KDA_BF16:
+      return static_cast<double>(bf16_to_float(static_cast<const uint16_t*>(data)[i]));
+    case FLASH_KDA_F16:
+      return static_cast<double>(f16_to_float(static_cast<const uint16_t*>(data)[i]));
+    default:
+      return std::nan("");
   }
 }
 
 inline void store_element(void* data, flash_kda_dtype dtype, int64_t i, double value) {
   switch (dtype) {
-    case FLASH_KDA_F64: static_cast<double*>(data)[i] = value; break;
-    case FLASH_KDA_F32: static_cast<float*>(data)[i] = static_cast<float>(value); break;
-    case FLASH_KDA_BF16: static_cast<uint16_t*>(data)[i] = float_to_bf16(static_cast<float>(value)); break;
-    case FLASH_KDA_F16: static_cast<uint16_t*>(data)[i] = float_to_f16(static_cast<float>(value)); break;
-    default: break;
+    case FLASH_KDA_F64:
+      static_cast<double*>(data)[i] = value;
+      break;
+    case FLASH_KDA_F32:
+      static_cast<float*>(data)[i] = static_cast<float>(value);
+      break;
+    case FLASH_KDA_BF16:
+      static_cast<uint16_t*>(data)[i] = float_to_bf16(static_cast<float>(value));
+      break;
+    case FLASH_KDA_F16:
+      static_cast<uint16_t*>(data)[i] = float_to_f16(static_cast<float>(value));
+      break;
+    default:
+      break;
   }
 }
 

@@ -124,7 +124,7 @@ Entry parse_entry(const std::string& name, const nlohmann::json& json, const std
   if (dtype == json.end() || !dtype->is_string())
     refuse("{}: got no string 'dtype', accepted is one such as \"BF16\"", where);
   const auto& text = dtype->get_ref<const std::string&>();
-  const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const Type& t) { return text == t.in_file; });
+  const auto* const type = std::find_if(kTypes.begin(), kTypes.end(), [&](const Type& t) { return text == t.in_file; });
   if (type == kTypes.end())
     refuse("{}: got dtype {}, accepted is F64, F32, F16, BF16, I64, I32, BOOL or U8", where, text);
 
@@ -217,6 +217,7 @@ std::filesystem::path target_of(const std::string& path) {
 /// Tensors in file order: large elements first, so that each begins at a multiple of its element's size.
 std::vector<std::pair<std::string, const Tensor*>> file_order(const std::map<std::string, Tensor>& tensors) {
   std::vector<std::pair<std::string, const Tensor*>> order;
+  order.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) order.emplace_back(name, &tensor);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto& a, const auto& b) { return size_of(a.second->dtype) > size_of(b.second->dtype); });

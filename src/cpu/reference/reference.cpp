@@ -27,18 +27,24 @@ double gate_factor(const Params& p, int h) {
 /// Natural log-gate of one channel, <= 0.
 double log_gate(const Params& p, double g, double factor, double bias) {
   switch (p.gate) {
-    case FLASH_KDA_GATE_BOUNDED: return static_cast<double>(p.lower_bound) * sigmoid(factor * (g + bias));
-    case FLASH_KDA_GATE_SOFTPLUS: return -factor * softplus(g + bias);
-    case FLASH_KDA_GATE_LOG: return g;
+    case FLASH_KDA_GATE_BOUNDED:
+      return static_cast<double>(p.lower_bound) * sigmoid(factor * (g + bias));
+    case FLASH_KDA_GATE_SOFTPLUS:
+      return -factor * softplus(g + bias);
+    case FLASH_KDA_GATE_LOG:
+      return g;
   }
   return std::nan("");
 }
 
 double beta_of(const Params& p, double raw) {
   switch (p.beta_form) {
-    case FLASH_KDA_BETA_LOGITS: return sigmoid(raw);
-    case FLASH_KDA_BETA_PROBABILITIES: return raw;
-    case FLASH_KDA_BETA_TWICE_SIGMOID: return 2.0 * sigmoid(raw);
+    case FLASH_KDA_BETA_LOGITS:
+      return sigmoid(raw);
+    case FLASH_KDA_BETA_PROBABILITIES:
+      return raw;
+    case FLASH_KDA_BETA_TWICE_SIGMOID:
+      return 2.0 * sigmoid(raw);
   }
   return std::nan("");
 }
@@ -91,7 +97,9 @@ void run_head(const Params& p, int64_t n, int h) {
     store_checkpoints(p, n, h, 0, S);
   }
   for (int64_t t = 0; t < sequence.length; ++t) {
-    const auto offset = [&](const TokenTensor& x, int head) { return token_offset(x, sequence.batch, sequence.begin + t, head); };
+    const auto offset = [&](const TokenTensor& x, int head) {
+      return token_offset(x, sequence.batch, sequence.begin + t, head);
+    };
     if (slots.padded) {
       std::fill(o.begin(), o.end(), 0.0);
     } else {
@@ -105,7 +113,8 @@ void run_head(const Params& p, int64_t n, int h) {
         normalise(k);
       }
       for (int d = 0; d < p.K; ++d) {
-        const double bias = p.dt_bias == nullptr ? 0.0 : static_cast<double>(p.dt_bias[static_cast<int64_t>(h) * p.K + d]);
+        const double bias =
+            p.dt_bias == nullptr ? 0.0 : static_cast<double>(p.dt_bias[static_cast<int64_t>(h) * p.K + d]);
         g[d] = std::exp(log_gate(p, g[d], factor, bias));
       }
       for (int i = 0; i < p.V; ++i) {
