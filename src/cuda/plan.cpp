@@ -81,7 +81,7 @@ void require_two_kernel(const Params& p) {
 /// Parts of V that one (sequence, head) is spread over: as many as there are multiprocessors for.
 int value_split_of(const Params& p, const Machine& machine) {
   int split = 1;
-  while (split < two_kernel::kHeadDim / two_kernel::kRowsPerWarp && 2 * split * p.N * p.HV <= machine.multiprocessors)
+  while (split < two_kernel::kHeadDim / two_kernel::kRowsPerWarp && p.N * p.HV * split * 2 <= machine.multiprocessors)
     split *= 2;
   return split;
 }
