@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 
 #include "cpu/vector/targets.h"
 #undef HWY_TARGET_INCLUDE
@@ -126,7 +127,7 @@ void products(int count, size_t channels, ChunkedScratch& s) {
       }
     }
 
-    for (int row = 0; row < 2; ++row)
+    for (size_t row = 0; row < 2; ++row)
       for (size_t i = 0; i < kChunk; i += kLanes) {
         store(hn::Mul(load(s.rows.beta + i), sums_of_lanes(partial[2 * row][i])), s.A[j + row] + i);
         store(sums_of_lanes(partial[2 * row + 1][i]), s.P[j + row] + i);
@@ -179,7 +180,7 @@ HWY_INLINE void update_tile(const float* total_decay, const float* k_end, const 
 void advance(int count, size_t K, size_t column, float* panel, ChunkedScratch& s) {
   // K~ Sᵀ, later U, in the upper half; Q~ Sᵀ in the lower.
   HWY_ALIGN float products[2 * kChunk][kPanel];
-  for (size_t r = 0; r < 2 * kChunk; r += kTileRows)
+  for (size_t r = 0; r < std::size(products); r += kTileRows)
     if (r % kChunk < static_cast<size_t>(count)) multiply_tile(s.decayed[r], panel, K, products[r]);
 
   for (int i = 0; i < count; ++i) {
