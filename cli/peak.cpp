@@ -21,8 +21,10 @@ namespace hn = hwy::HWY_NAMESPACE;
 double multiply_add(int rounds, float* sink) {
   const hn::ScalableTag<float> tag;
   const auto factor = hn::Set(tag, 0.999F), term = hn::Set(tag, 0.001F);
-  auto a0 = hn::Set(tag, *sink), a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0;
-  auto a6 = a0, a7 = a0, a8 = a0, a9 = a0, a10 = a0, a11 = a0;
+  // Each starts elsewhere: the compiler would compute equal ones once.
+  const auto start = [&](float offset) { return hn::Set(tag, *sink + offset); };
+  auto a0 = start(0), a1 = start(1), a2 = start(2), a3 = start(3), a4 = start(4), a5 = start(5);
+  auto a6 = start(6), a7 = start(7), a8 = start(8), a9 = start(9), a10 = start(10), a11 = start(11);
   for (int i = 0; i < rounds; ++i) {
     a0 = hn::MulAdd(a0, factor, term);
     a1 = hn::MulAdd(a1, factor, term);
