@@ -13,8 +13,7 @@
 
 namespace flash_kda::cli {
 
-// ---- Checks: each says what was given and what is accepted
-// -------------------------------------------------------------------
+// ---- Checks: each says what was given and what is accepted ----
 
 CLI::Validator whole_number(int64_t first, int64_t last);
 CLI::Validator number(double first, double last, const std::string& accepted);
@@ -43,8 +42,7 @@ Value value_of(const Choices<Value>& choices, const std::string& name) {
   throw Error(FLASH_KDA_ERROR_INTERNAL, "no such choice: " + name);
 }
 
-// ---- Devices
-// -----------------------------------------------------------------------------------------------------------------
+// ---- Devices ----
 
 struct Device {
   flash_kda_backend backend = FLASH_KDA_BACKEND_CPU;
@@ -63,8 +61,7 @@ struct DeviceOptions {
 };
 void add_device_options(CLI::App& app, DeviceOptions& options, bool with_reference);
 
-// ---- Options of the operator
-// -------------------------------------------------------------------------------------------------
+// ---- Options of the operator ----
 
 /// gate, beta_form, lower_bound, scale, l2norm as text. A file's metadata holds them under these names; flags come on
 /// top.
@@ -77,8 +74,7 @@ void add_operator_options(CLI::App& app, OperatorText& text);
 /// refused.
 void apply(const OperatorText& text, const std::string& origin, flash_kda_forward_args& args);
 
-// ---- Shapes
-// ------------------------------------------------------------------------------------------------------------------
+// ---- Shapes ----
 
 struct ShapeOptions {
   int64_t tokens = 1024;

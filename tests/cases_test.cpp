@@ -71,8 +71,7 @@ Case bf16(Case c) {
   return c;
 }
 
-// ---- Numbers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Numbers ----
 
 /// v repeats every 16 tokens and so does the chunk, so each repetition rounds alike and the error of the state grows
 /// with T (a plain fp32 recurrence does the same, at 9e-5). The output is held to the fp32 bar, the state to the bar of
@@ -200,8 +199,7 @@ TEST(Cases, C10_LongKeysWithoutNorm) {
     });
 }
 
-// ---- Tails and packed sequences
-// --------------------------------------------------------------------------------------------
+// ---- Tails and packed sequences ----
 
 TEST(Cases, C11_FixedLengthTails) {
   for (int64_t T : {63, 500, 1000})
@@ -331,8 +329,7 @@ TEST(Cases, C24_NaNBehindTheLastSequence) {
   expect_right(c);
 }
 
-// ---- Indexing, layout, types
-// -----------------------------------------------------------------------------------------------
+// ---- Indexing, layout, types ----
 
 /// Address space in which only what was opened can be touched.
 class Reserved {
@@ -502,8 +499,7 @@ TEST(Cases, C35_WideValuesAndAGateWithoutChannels) {
 
 TEST(Cases, C36_GroupedValueHeads) { expect_right({.B = 4, .T = 256, .H = 16, .HV = 32, .K = 64}); }
 
-// ---- Run time
-// --------------------------------------------------------------------------------------------------------------
+// ---- Run time ----
 
 TEST(Cases, C37_SecondCallLeavesTheFirstOutputAlone) {
   const Case c{.T = 100};
@@ -552,8 +548,7 @@ TEST(Cases, C41_RepeatedSample) {
   }
 }
 
-// ---- Building, using
-// ---------------------------------------------------------------------------------------------------------
+// ---- Building, using ----
 
 /// Every build and machine lacks device 1000: what is missing is said, whether it is the build, the driver, a GPU or
 /// that GPU.

@@ -21,8 +21,7 @@ constexpr double kSummation = 1e-12;
 /// For identities whose other side needs an input rounded to fp32.
 constexpr double kInputRounding = 1e-6;
 
-// ---- By hand
-// ---------------------------------------------------------------------------------------------------------------
+// ---- By hand ----
 
 /// One head, log gate, probabilities, no norm: only the recurrence is left.
 struct Small {
@@ -142,8 +141,7 @@ TEST(OracleByHand, TwoRowsOneColumn) {
   expect_near(s.final, {4.5, -1});
 }
 
-// ---- Gate, beta and norm by hand
-// ------------------------------------------------------------------------------------------
+// ---- Gate, beta and norm by hand ----
 
 /// What one token with beta = 0 leaves of a state of 1: the decay itself.
 double decay_of(flash_kda_gate gate, float g, const std::vector<float>& A_log, const std::vector<float>& dt_bias,
@@ -243,8 +241,7 @@ TEST(OracleByHand, NormAndDefaultScale) {
   expect_near(s.out, {0.5, 0});
 }
 
-// ---- Identities
-// ------------------------------------------------------------------------------------------------------------
+// ---- Identities ----
 
 /// A case on the reference backend with fp64 outputs, not yet run.
 Problem prepare(const Case& c) { return Problem(oracle_case(c), kSeed, FLASH_KDA_BACKEND_REFERENCE); }

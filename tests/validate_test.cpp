@@ -769,8 +769,7 @@ class DecodeRefusal : public testing::TestWithParam<Refusal<Decode>> {};
 TEST_P(DecodeRefusal, NamesTheArgumentAndChangesNothing) { expect_refused(GetParam()); }
 INSTANTIATE_TEST_SUITE_P(Rows, DecodeRefusal, testing::ValuesIn(kDecodeRefusals), name_of_row<Decode>);
 
-// ---- What is not refused
-// -----------------------------------------------------------------------------------------------------
+// ---- What is not refused ----
 
 /// The bases of the tables above: a row that is refused is refused for its mutation.
 TEST(Accepted, BasesOfTheRefusals) {

@@ -16,8 +16,8 @@
  * Rules that hold for every function:
  *   - Argument structs are filled by their init function first, then by the caller; unset tensors are absent.
  *   - A refused call changes nothing and flash_kda_last_error() says what was given and what is accepted.
- *   - Inputs are never written. Device memory is never allocated, streams are never synchronised (unless
- * check_cu_seqlens asks for it), the caller's current device is left as it was.
+ *   - Inputs are never written. Device memory is never allocated, and the caller's current device is left as it was.
+ *   - Streams are never synchronised, unless check_cu_seqlens asks for it.
  *   - Calls from several threads and on several streams are safe as long as each has its own workspace and outputs.
  */
 #ifndef FLASH_KDA_FLASH_KDA_H_
@@ -118,8 +118,7 @@ typedef struct flash_kda_forward_args {
   flash_kda_tensor write_index;       /* [N] I32, slots of final_state; absent: row n */
   flash_kda_tensor has_initial_state; /* [N] BOOL, false: start from zero; absent: all true */
 
-  /* Checkpoints: the state after `offset` tokens of a sequence, offset a multiple of 64; those past its end are ignored
-   */
+  /* Checkpoints: the state after `offset` tokens of a sequence, a multiple of 64; those past its end are ignored */
   flash_kda_tensor checkpoints;      /* [M, 2] I32: (sequence, offset); absent: none */
   flash_kda_tensor checkpoint_state; /* [M, HV, V, K] or pool, written */
   flash_kda_tensor checkpoint_index; /* [M] I32, slots of checkpoint_state; absent: row m */
@@ -128,14 +127,13 @@ typedef struct flash_kda_forward_args {
   flash_kda_tensor out; /* [B, T, HV, V], F32, BF16 or F16 */
 
   /* Options */
-  float scale;             /* finite, or FLASH_KDA_DEFAULT_SCALE */
-  float lower_bound;       /* of the bounded gate, -5 <= lower_bound < 0; default -5 */
-  int32_t gate;            /* flash_kda_gate; default bounded */
-  int32_t beta_form;       /* flash_kda_beta; default logits */
-  int32_t l2norm;          /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6) */
-  int32_t batch_invariant; /* nonzero: a sequence alone and in a batch agree bitwise; default 0 */
-  int32_t
-      check_cu_seqlens; /* nonzero: CUDA reads cu_seqlens back first (synchronises); the CPU always checks; default 0 */
+  float scale;              /* finite, or FLASH_KDA_DEFAULT_SCALE */
+  float lower_bound;        /* of the bounded gate, -5 <= lower_bound < 0; default -5 */
+  int32_t gate;             /* flash_kda_gate; default bounded */
+  int32_t beta_form;        /* flash_kda_beta; default logits */
+  int32_t l2norm;           /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6) */
+  int32_t batch_invariant;  /* nonzero: a sequence alone and in a batch agree bitwise; default 0 */
+  int32_t check_cu_seqlens; /* nonzero: CUDA reads it back first (synchronises); the CPU always checks; default 0 */
 
   /* Execution */
   int32_t backend;       /* flash_kda_backend; default CPU */

@@ -1,5 +1,4 @@
-/* The version of FlashKDA. This file is the only place that states it; CMake and the Python package read it from here.
- */
+/* The version of FlashKDA, stated nowhere else: CMake and the Python package read it from here. */
 #ifndef FLASH_KDA_VERSION_H_
 #define FLASH_KDA_VERSION_H_
 

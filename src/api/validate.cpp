@@ -140,8 +140,7 @@ void check_data(const Argument& a) {
          size);
 }
 
-// ---- Overlap
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Overlap ----
 
 /// The bytes a tensor covers: `count` windows of `span` bytes, `period` bytes apart, from `begin` on.
 struct Footprint {
@@ -247,8 +246,7 @@ void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argume
   }
 }
 
-// ---- Shared by both operators
-// ------------------------------------------------------------------------------------------------
+// ---- Shared by both operators ----
 
 template <typename Enum>
 Enum check_option(const char* name, int32_t value, Enum first, Enum last, const char* accepted) {
@@ -426,6 +424,22 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   return p;
 }
 
+/// The inputs that both operators have; a state that is read is not among them.
+template <typename Args>
+std::vector<Argument> common_inputs(const Args& args) {
+  return {{"q", args.q},
+          {"k", args.k},
+          {"v", args.v},
+          {"g", args.g},
+          {"beta", args.beta},
+          {"A_log", args.A_log},
+          {"dt_bias", args.dt_bias},
+          {"cu_seqlens", args.cu_seqlens},
+          {"read_index", args.read_index},
+          {"write_index", args.write_index},
+          {"has_initial_state", args.has_initial_state}};
+}
+
 /// The checkpoints of host memory: sequences exist, offsets are multiples of kCheckpointStep.
 void check_checkpoints(const Params& p) {
   for (int64_t m = 0; m < p.M; ++m) {
@@ -455,20 +469,8 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
   const Argument read{"read_index", args.read_index}, write{"write_index", args.write_index};
   const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
   const Argument point_index{"checkpoint_index", args.checkpoint_index};
-  const std::vector<Argument> inputs{{"q", args.q},
-                                     {"k", args.k},
-                                     {"v", args.v},
-                                     {"g", args.g},
-                                     {"beta", args.beta},
-                                     {"A_log", args.A_log},
-                                     {"dt_bias", args.dt_bias},
-                                     {"cu_seqlens", args.cu_seqlens},
-                                     initial,
-                                     read,
-                                     write,
-                                     {"has_initial_state", args.has_initial_state},
-                                     points,
-                                     point_index};
+  std::vector<Argument> inputs = common_inputs(args);
+  for (const Argument& a : {initial, points, point_index}) inputs.push_back(a);
   const std::vector<Argument> outputs{{"out", args.out}, final, states};
   check_absent(inputs);
   check_absent(outputs);
@@ -515,17 +517,7 @@ Params validate(const flash_kda_decode_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kDecode, purpose);
   const Argument state{"state", args.state}, read{"read_index", args.read_index},
       write{"write_index", args.write_index};
-  const std::vector<Argument> inputs{{"q", args.q},
-                                     {"k", args.k},
-                                     {"v", args.v},
-                                     {"g", args.g},
-                                     {"beta", args.beta},
-                                     {"A_log", args.A_log},
-                                     {"dt_bias", args.dt_bias},
-                                     {"cu_seqlens", args.cu_seqlens},
-                                     read,
-                                     write,
-                                     {"has_initial_state", args.has_initial_state}};
+  const std::vector<Argument> inputs = common_inputs(args);
   const std::vector<Argument> outputs{{"out", args.out}, state};
   check_absent(inputs);
   check_present(state);

@@ -65,8 +65,7 @@ bool byte_size(flash_kda_dtype dtype, const std::vector<int64_t>& shape, int64_t
   return !overflow;
 }
 
-// ---- Reading
-// -----------------------------------------------------------------------------------------------------------------
+// ---- Reading ----
 
 /// What a file says of one tensor; offsets count from the end of the header.
 struct Entry {
@@ -206,8 +205,7 @@ File load(uint64_t total, const std::string& name, const Read& read) {
   return file;
 }
 
-// ---- Writing
-// -----------------------------------------------------------------------------------------------------------------
+// ---- Writing ----
 
 /// The file that writing to `path` replaces: links are followed, so that a link stays one.
 std::filesystem::path target_of(const std::string& path) {

@@ -29,8 +29,7 @@ constexpr auto kNone = StateRows::kAbsent;
 constexpr auto kPool = StateRows::kPool;
 constexpr auto kProbabilities = FLASH_KDA_BETA_PROBABILITIES;
 
-// ---- Cases that are one call on the right inputs
-// ---------------------------------------------------------------------------
+// ---- Cases that are one call on the right inputs ----
 
 struct Row {
   const char* name;
@@ -114,8 +113,7 @@ class CaseRows : public testing::TestWithParam<Row> {};
 TEST_P(CaseRows, AgreesWithTheRecurrence) { expect_right(GetParam().shape, GetParam().change); }
 INSTANTIATE_TEST_SUITE_P(Cases, CaseRows, testing::ValuesIn(kRows), [](const auto& row) { return row.param.name; });
 
-// ---- Numbers
-// ---------------------------------------------------------------------------------------------------------------
+// ---- Numbers ----
 
 /// The keys are one direction, v repeats with the chunk and hardly anything decays, so each tile adds the same rounding
 /// of the restored keys to the state, in directions that no key ever asks for: of any chunked form with bf16 operands
@@ -166,8 +164,7 @@ TEST(Cases, C09_StateThatNothingChanges) {
   EXPECT_EQ(bitwise_difference(p.tensor("final_state"), p.tensor("initial_state")), "");
 }
 
-// ---- Tails and packed sequences
-// --------------------------------------------------------------------------------------------
+// ---- Tails and packed sequences ----
 
 TEST(Cases, C12_GateTypesInTurn) {
   expect_right(fp32_gate({.T = 1500, .H = 1}));
@@ -316,8 +313,7 @@ TEST(Cases, CheckedCuSeqlens) {
   EXPECT_STREQ(flash_kda_last_error(), "cu_seqlens[4]: got 69, accepted is at most T = 68");
 }
 
-// ---- Indexing, layout, types
-// -----------------------------------------------------------------------------------------------
+// ---- Indexing, layout, types ----
 
 TEST(Cases, C26_LastSlotOfALargePaddedPool) {
   constexpr int64_t kSlot = 8191, kSlotStride = 540672;

@@ -21,8 +21,7 @@ constexpr auto BF16 = FLASH_KDA_BF16;
 constexpr auto F32 = FLASH_KDA_F32;
 constexpr auto kPool = StateRows::kPool;
 
-// ---- The reference itself
-// --------------------------------------------------------------------------------------------------
+// ---- The reference itself ----
 
 const std::vector<Case> kReferenceCases{
     {.B = 2, .T = 37, .qkv = BF16, .gate_dtype = BF16, .beta_dtype = BF16},
@@ -51,8 +50,7 @@ TEST_P(Reference, AgreesWithTheRecurrenceOfTheCpu) {
 INSTANTIATE_TEST_SUITE_P(Rows, Reference, testing::ValuesIn(kReferenceCases),
                          [](const auto& row) { return name_of(row.param); });
 
-// ---- Long and wide shapes
-// --------------------------------------------------------------------------------------------------
+// ---- Long and wide shapes ----
 
 /// A call whose tensors were made on the GPU. Of a Case it takes the lengths, the heads and whether decay is slow (F3)
 /// or not.

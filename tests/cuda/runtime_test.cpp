@@ -60,8 +60,7 @@ std::string byte_difference(const Problem& a, const Problem& b) {
   return "";
 }
 
-// ---- C37 to C42
-// ------------------------------------------------------------------------------------------------------------
+// ---- C37 to C42 ----
 
 TEST(RunTime, C37_SecondCallLeavesTheFirstOutputAlone) {
   Call first(bf16({.T = 100})), second(bf16({.T = 130, .H = 3}));
@@ -279,8 +278,7 @@ TEST(RunTime, ErrorsOfTheCallerStayTheCallers) {
   call.stream.synchronize();
 }
 
-// ---- Threads and streams
-// ---------------------------------------------------------------------------------------------------
+// ---- Threads and streams ----
 
 TEST(RunTime, CallsFromThreadsAtOnceEqualCallsInARow) {
   constexpr int kThreads = 4, kRounds = 50;
@@ -309,8 +307,7 @@ TEST(RunTime, CallsFromThreadsAtOnceEqualCallsInARow) {
   for (const std::string& fault : faults) EXPECT_EQ(fault, "");
 }
 
-// ---- Bits
-// ------------------------------------------------------------------------------------------------------------------
+// ---- Bits ----
 
 TEST(RunTime, SplitAtAMultipleOfTheChunk) {
   for (int64_t split : {16, 48, 96}) {

@@ -42,8 +42,7 @@ struct Image {
 };
 static_assert(Image::bytes == 13824 + 64 && Image::bytes % 16 == 0);
 
-// ---- Tiles of all sequences
-// ----------------------------------------------------------------------------------------------------
+// ---- Tiles of all sequences ----
 
 /// Every (sequence, tile) has a slot in the workspace. Fixed lengths: slots are dense. Packed: those of sequence n
 /// begin at begin(n) / 16 + n, where ceil(length / 16) of them always fit before those of sequence n + 1, so that no
@@ -59,8 +58,7 @@ constexpr int64_t slot_bound(const Params& p) {
 /// Byte offset of the image of (slot, value head).
 constexpr int64_t image_offset(int64_t slot, int head, int heads) { return (slot * heads + head) * Image::bytes; }
 
-// ---- prepare
-// -------------------------------------------------------------------------------------------------------------------
+// ---- prepare ----
 
 inline constexpr int kPrepareThreads = 128;
 
@@ -79,8 +77,7 @@ struct PrepareShared {
   alignas(8) uint64_t loaded;  ///< transaction barrier of all loads
 };
 
-// ---- recurrence
-// ----------------------------------------------------------------------------------------------------------------
+// ---- recurrence ----
 
 inline constexpr int kRowsPerWarp = 16;  ///< rows of the state (V) that a math warp keeps in registers
 inline constexpr int kStages = 4;        ///< tiles in flight
