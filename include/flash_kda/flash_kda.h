@@ -202,8 +202,8 @@ FLASH_KDA_API flash_kda_status flash_kda_forward_describe(const flash_kda_forwar
 FLASH_KDA_API flash_kda_status flash_kda_decode_describe(const flash_kda_decode_args* args, char* text,
                                                          size_t capacity);
 
-/* What this build and machine can do, as a JSON object: version, build (compiler, CUDA, source digest), CPU
- * (instruction sets, the one in use, threads), CUDA devices, and why CUDA is unavailable where it is. At most
+/* What this build and machine can do, as a JSON object: version, build (compiler, CUDA, source digest), CPU (threads,
+ * usable instruction sets, the one in use first), CUDA devices, and why CUDA is unavailable where it is. At most
  * `capacity` bytes are written, with the terminating NUL. */
 FLASH_KDA_API flash_kda_status flash_kda_info(char* text, size_t capacity);
 
