@@ -9,8 +9,8 @@
 
 #include "api/params.h"
 #include "api/plan.h"
+#include "common/sequence.h"
 #include "cpu/plan.h"
-#include "cpu/sequence.h"
 #include "cpu/threads.h"
 
 namespace flash_kda::cpu {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "api/validate.h"
-#include "cpu/sequence.h"
+#include "common/sequence.h"
 #include "cuda/common/check.h"
 
 namespace flash_kda::test {
@@ -82,7 +82,7 @@ __device__ double inverse_norm(const Params& p, const TokenTensor& x, int64_t of
 /// Warps 0 to 3 fill their part; columns behind K and V keep the zeros they began with.
 __device__ void load_token(const Params& p, Token& token, int64_t b, int64_t t, int head, double factor) {
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const auto offset = [&](const TokenTensor& x, int h) { return cpu::token_offset(x, b, t, h); };
+  const auto offset = [&](const TokenTensor& x, int h) { return token_offset(x, b, t, h); };
   const auto load_normalised = [&](double* target, const TokenTensor& x) {
     const int64_t first = offset(x, head / (p.HV / p.H));
     const double norm = inverse_norm(p, x, first, lane);
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(kThreads) recurrence(const __grid_constant__ P
   const int thread = static_cast<int>(threadIdx.x), row = thread / kThreadsPerRow, part = thread % kThreadsPerRow;
   const int64_t n = blockIdx.x / static_cast<unsigned>(p.HV);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.HV));
-  const cpu::Sequence sequence = cpu::sequence_of(p, n);
-  const cpu::Slots slots = cpu::slots_of(p, n);
-  const auto out = [&](int64_t t) { return cpu::token_offset(p.out, sequence.batch, sequence.begin + t, head) + row; };
+  const Sequence sequence = sequence_of(p, n);
+  const Slots slots = slots_of(p, n);
+  const auto out = [&](int64_t t) { return token_offset(p.out, sequence.batch, sequence.begin + t, head) + row; };
   if (slots.padded) {
     for (int64_t t = 0; t < sequence.length; ++t)
       if (row < p.V && part == 0) store(p.out.data, p.out.dtype, out(t), 0.0);
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) recurrence(const __grid_constant__ P
   for (int j = 0; j < kColumns; ++j) {
     const bool stored = slots.read >= 0 && row < p.V && column(j) < p.K;
     const StateTensor& s = p.initial_state;
-    S[j] = stored ? load(s.data, s.dtype, cpu::state_offset(s, slots.read, head, row) + column(j)) : 0.0;
+    S[j] = stored ? load(s.data, s.dtype, state_offset(s, slots.read, head, row) + column(j)) : 0.0;
   }
   for (int i = thread; i < static_cast<int>(sizeof tokens / sizeof(double)); i += kThreads)
     reinterpret_cast<double*>(tokens)[i] = 0.0;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads) recurrence(const __grid_constant__ P
 #pragma unroll
   for (int j = 0; j < kColumns; ++j) {
     const StateTensor& s = p.final_state;
-    if (column(j) < p.K) store(s.data, s.dtype, cpu::state_offset(s, slots.write, head, row) + column(j), S[j]);
+    if (column(j) < p.K) store(s.data, s.dtype, state_offset(s, slots.write, head, row) + column(j), S[j]);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "api/params.h"
-#include "cpu/sequence.h"
+#include "common/sequence.h"
 
 namespace flash_kda::cpu {
 

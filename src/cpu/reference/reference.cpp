@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/float_types.h"
-#include "cpu/sequence.h"
+#include "common/sequence.h"
 
 namespace flash_kda::cpu {
 namespace {

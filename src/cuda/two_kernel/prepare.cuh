@@ -12,7 +12,7 @@
 // 115.4 in log2, so both factors stay within 2^+-58.
 #pragma once
 
-#include "cpu/sequence.h"
+#include "common/sequence.h"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/triangular_inverse.cuh"
@@ -37,7 +37,7 @@ __device__ __forceinline__ int64_t sequence_of_slot(const Params& p, int64_t slo
   int64_t low = 0, high = p.N;
   while (high - low > 1) {
     const int64_t step = (high - low + 31) / 32, probe = low + lane * step;
-    const bool before = probe < high && first_slot(p, probe, cpu::sequence_of(p, probe).begin) <= slot;
+    const bool before = probe < high && first_slot(p, probe, sequence_of(p, probe).begin) <= slot;
     const int count = __popc(__ballot_sync(0xffffffffu, before));
     low += (count > 0 ? count - 1 : 0) * step;
     high = low + step < high ? low + step : high;
@@ -48,9 +48,9 @@ __device__ __forceinline__ int64_t sequence_of_slot(const Params& p, int64_t slo
 /// Called by a whole warp.
 __device__ __forceinline__ TileTask tile_task(const Params& p, int64_t slot) {
   const int64_t n = sequence_of_slot(p, slot);
-  const cpu::Sequence sequence = cpu::sequence_of(p, n);
+  const Sequence sequence = sequence_of(p, n);
   const int64_t offset = (slot - first_slot(p, n, sequence.begin)) * kTile;
-  if (offset >= sequence.length || cpu::slots_of(p, n).padded) return {};
+  if (offset >= sequence.length || slots_of(p, n).padded) return {};
   const int64_t left = sequence.length - offset;
   return {n, sequence.batch, sequence.begin + offset, static_cast<int>(left < kTile ? left : kTile)};
 }
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 7)
   }
   if (p.dt_bias == nullptr) shared.dt_bias[thread] = 0.0f;
   if (thread < kTile) {
-    const int64_t offset = cpu::token_offset(p.beta, task.batch, task.token + thread, head);
+    const int64_t offset = token_offset(p.beta, task.batch, task.token + thread, head);
     shared.beta[thread] = thread < task.valid ? activated_beta(p, offset) : 0.0f;
   }
   const float slope = gate_slope(p, head);

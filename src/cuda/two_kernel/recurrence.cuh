@@ -10,8 +10,9 @@
 // Stages and output buffers travel between the roles through full/empty barriers.
 #pragma once
 
-#include "cpu/sequence.h"
+#include "common/sequence.h"
 #include "cuda/common/ptx.cuh"
+#include "cuda/common/state_fragment.cuh"
 #include "cuda/two_kernel/config.h"
 
 namespace flash_kda::cuda::two_kernel {
@@ -27,7 +28,7 @@ __device__ __forceinline__ int64_t sequence_of_rank(const Params& p, int64_t ran
   __shared__ int chosen;
   const int N = static_cast<int>(p.N);
   for (int n = static_cast<int>(threadIdx.x); n < N; n += static_cast<int>(blockDim.x))
-    lengths[n] = cpu::sequence_of(p, n).length;
+    lengths[n] = sequence_of(p, n).length;
   __syncthreads();
   for (int n = static_cast<int>(threadIdx.x); n < N; n += static_cast<int>(blockDim.x)) {
     int longer = 0;
@@ -36,58 +37,6 @@ __device__ __forceinline__ int64_t sequence_of_rank(const Params& p, int64_t ran
   }
   __syncthreads();
   return chosen;
-}
-
-/// The part of the state a math warp keeps: accumulators of 16 rows x 128 columns, S[j] being columns 8j ... 8j + 7.
-struct StateFragment {
-  float S[16][4];
-};
-
-/// Element (row group + 8 * lower, columns 8j + 2 * member + {0,1}) of the warp's 16 rows lies at
-/// base + lower * 8 * stride_row + 8 * j + 2 * member (fp32 or bf16). Called by a warp.
-__device__ __forceinline__ void load_state(StateFragment& fragment, const StateTensor& state, int64_t slot, int head,
-                                           int row0, int lane) {
-  const int64_t base = cpu::state_offset(state, slot, head, row0 + lane / 4) + 2 * (lane % 4);
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int64_t offset = base + lower * 8 * state.stride_row + 8 * j;
-      float2 value;
-      if (state.dtype == FLASH_KDA_F32) {
-        value = *reinterpret_cast<const float2*>(static_cast<const float*>(state.data) + offset);
-      } else {
-        const uint32_t packed =
-            *reinterpret_cast<const uint32_t*>(static_cast<const __nv_bfloat16*>(state.data) + offset);
-        value = {low_bf16(packed), high_bf16(packed)};
-      }
-      fragment.S[j][2 * lower] = value.x;
-      fragment.S[j][2 * lower + 1] = value.y;
-    }
-}
-
-__device__ __forceinline__ void store_state(const StateFragment& fragment, const StateTensor& state, int64_t slot,
-                                            int head, int row0, int lane) {
-  const int64_t base = cpu::state_offset(state, slot, head, row0 + lane / 4) + 2 * (lane % 4);
-#pragma unroll
-  for (int j = 0; j < 16; ++j)
-#pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int64_t offset = base + lower * 8 * state.stride_row + 8 * j;
-      const float2 value = {fragment.S[j][2 * lower], fragment.S[j][2 * lower + 1]};
-      if (state.dtype == FLASH_KDA_F32)
-        *reinterpret_cast<float2*>(static_cast<float*>(state.data) + offset) = value;
-      else
-        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(state.data) + offset) = pack_bf16(value.x, value.y);
-    }
-}
-
-/// Two accumulators of neighbouring columns become the left operand of a product over those 16 columns.
-__device__ __forceinline__ void to_left_operand(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
-  a[0] = pack_bf16(left[0], left[1]);
-  a[1] = pack_bf16(left[2], left[3]);
-  a[2] = pack_bf16(right[0], right[1]);
-  a[3] = pack_bf16(right[2], right[3]);
 }
 
 /// c += a * tile^T over 16 columns of a swizzled [16 tokens, 128] tile, from column `column` on. c[i] is tokens 8i ...
@@ -117,8 +66,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
   const auto block = static_cast<int64_t>(blockIdx.x);
   const int part = static_cast<int>(block % split), head = static_cast<int>(block / split % p.HV);
   const int64_t n = sequence_of_rank(p, block / split / p.HV);
-  const cpu::Sequence sequence = cpu::sequence_of(p, n);
-  const cpu::Slots slots = cpu::slots_of(p, n);
+  const Sequence sequence = sequence_of(p, n);
+  const Slots slots = slots_of(p, n);
   const int64_t tiles = tiles_of(sequence.length);
   const int row0 = part * rows;  // first row of the state, and first column of v and out, of this CTA
   const RecurrenceShared layout{rows};
@@ -128,7 +77,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
   };
   const auto global_row = [&](const TokenTensor& x, int64_t tile, int token) {
     return static_cast<__nv_bfloat16*>(x.data) +
-           cpu::token_offset(x, sequence.batch, sequence.begin + tile * kTile + token, head) + row0;
+           token_offset(x, sequence.batch, sequence.begin + tile * kTile + token, head) + row0;
   };
 
   if (slots.padded) {

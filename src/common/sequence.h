@@ -5,7 +5,7 @@
 
 #include "api/params.h"
 
-namespace flash_kda::cpu {
+namespace flash_kda {
 
 /// Tokens [begin, begin + length) of batch row `batch`.
 struct Sequence {
@@ -59,4 +59,4 @@ constexpr int64_t token_offset(const TokenTensor& x, int64_t b, int64_t t, int64
   return b * x.stride_batch + t * x.stride_token + h * x.stride_head;
 }
 
-}  // namespace flash_kda::cpu
+}  // namespace flash_kda
