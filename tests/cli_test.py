@@ -14,7 +14,7 @@ TEXT_INPUT = Path(__file__).parent.parent / "data" / "kda_text.safetensors"
 
 
 def flashkda(*arguments, code=0):
-    """Run the tool without a GPU unless asked; returns stdout, or stderr where it is expected to fail."""
+    """Run the tool; returns stdout, or stderr where it is expected to fail."""
     done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True, text=True, timeout=300)
     assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
     if code == 2:
@@ -235,16 +235,16 @@ def test_run_state_gather_and_checkpoints(tmp_path):
     assert flashkda("check", path, "--device", "cpu").count("ok:") == 3
 
 
-def test_run_on_a_gpu_or_without_one(inputs):
-    """auto takes a usable GPU; asking for one that is not there says what is missing."""
-    gpus = [gpu["device"] for gpu in json.loads(flashkda("info", "--device", "cpu", "--json"))["cuda"]["devices"] if gpu["usable"]]
-    automatic = json.loads(flashkda("run", TEXT_INPUT, "--json"))["device"]
-    if gpus:
-        assert automatic == f"cuda:{gpus[0]}"
-        assert json.loads(flashkda("check", TEXT_INPUT, "--device", "cuda", "--json"))["passed"]
-    else:
-        assert automatic == "cpu"
-        assert "device: got CUDA device 0, but" in flashkda("run", inputs, "--device", "cuda", code=2)
+def usable_gpus():
+    return [gpu["device"] for gpu in json.loads(flashkda("info", "--device", "cpu", "--json"))["cuda"]["devices"] if gpu["usable"]]
+
+
+def test_device_auto_takes_a_usable_gpu():
+    """Else the CPU, where asking for a GPU says what is missing."""
+    gpus = usable_gpus()
+    assert json.loads(flashkda("run", TEXT_INPUT, "--json"))["device"] == (f"cuda:{gpus[0]}" if gpus else "cpu")
+    if not gpus:
+        assert "device: got CUDA device 0, but" in flashkda("run", TEXT_INPUT, "--device", "cuda", code=2)
 
 
 # ---- check ------------------------------------------------------------------------------------------------------------------
@@ -289,6 +289,95 @@ def test_check_counts_nan_and_inf_apart(inputs, tmp_path):
     assert result["passed"]
     assert (result["out"]["nan"], result["out"]["inf"], result["out"]["mismatched"]) == (2, 0, 0)
     assert result["final_state"]["nan"] == 16
+
+
+# ---- on a GPU ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_gpu_run_writes_the_results(tmp_path):
+    """The file that a GPU writes, against the CPU's."""
+    tensors = {}
+    for device in ("cuda", "cpu"):
+        out = tmp_path / device
+        text = flashkda("run", TEXT_INPUT, "--device", device, "-o", out)
+        assert "tokens/s" in text and str(out) in text
+        tensors[device], metadata = read(out)
+        assert metadata["device"] == {"cuda": "cuda:0", "cpu": "cpu"}[device]
+        assert metadata["plan"].startswith(f"path={device}/")
+    gpu, cpu = tensors["cuda"], tensors["cpu"]
+    assert {n: (d, s) for n, (d, s, _) in gpu.items()} == {"final_state": ("F32", [1, 4, 128, 128]), "out": ("BF16", [1, 950, 4, 128])}
+    ours, theirs = floats(gpu["final_state"][2]), floats(cpu["final_state"][2])
+    difference = math.sqrt(sum((a - b) ** 2 for a, b in zip(ours, theirs, strict=True)))
+    assert 0 < difference <= 5e-3 * math.sqrt(sum(b * b for b in theirs))
+
+
+@pytest.mark.gpu
+def test_gpu_run_says_where(tmp_path):
+    result = json.loads(flashkda("run", TEXT_INPUT, "--device", "cuda:0", "--json"))
+    assert result["device"] == "cuda:0" and result["path"].startswith("cuda/")
+    assert result["tokens"] == 950 and result["ms"] > 0 and result["tokens_per_s"] == pytest.approx(950e3 / result["ms"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("family", [f"F{i}" for i in range(1, 9)])
+@pytest.mark.parametrize("state", ["float32", "bfloat16"])
+def test_gpu_check_of_every_family(tmp_path, family, state):
+    path = tmp_path / "in.safetensors"
+    flashkda("generate", path, "--lengths", "33,0,100,1,256", "--heads", 2, "--family", family, "--initial-state", state)
+    result = json.loads(flashkda("check", path, "--device", "cuda", "--state-dtype", state, "--json"))
+    assert result["passed"] and result["device"] == "cuda:0"
+    assert result["tolerance"] == (1.2e-2 if family in ("F6", "F7") else 5e-3)
+    assert result["out"]["elements"] == 390 * 2 * 128 and result["final_state"]["elements"] == 5 * 2 * 128 * 128
+
+
+@pytest.mark.gpu
+def test_gpu_check_fails_with_exit_code_1():
+    assert "verdict          FAILED" in flashkda("check", TEXT_INPUT, "--device", "cuda", "--tolerance", 0, code=1)
+
+
+@pytest.mark.gpu
+def test_gpu_bench_table_and_json(tmp_path):
+    path = tmp_path / "bench.json"
+    text = flashkda("bench", "--device", "cuda", "--heads", 2, "--lengths", "3x200", "--gate", "mixed", "--json", path)
+    assert text.startswith("cuda:0: NVIDIA") and "forward/H2/3x200/mixed" in text and "x copy" in text
+    result = json.loads(path.read_text())
+    (row,) = result["benchmarks"]
+    assert row["name"] == "forward/H2/3x200/mixed" and row["path"].startswith("cuda/")
+    assert 0 < row["min_ms"] <= row["ms"] and 0 < row["floor_ms"] and 0 < result["copy_tb_s"] < 100
+
+
+@pytest.mark.gpu
+def test_gpu_info_has_a_plan():
+    result = json.loads(flashkda("info", "--device", "cuda", "--heads", 12, "--lengths", "4x16", "--json"))
+    assert result["forward"]["device"] == "cuda:0" and result["forward"]["plan"].startswith("path=cuda/")
+    assert result["cuda"]["available"] and result["cuda"]["devices"][0]["usable"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--device", "cuda:99"], "device: got"),
+        (["--device", "cuda", "--gate", "softplus"], "gate: got 2 (softplus), accepted by the CUDA kernels is"),
+        (["--device", "cuda", "--out-dtype", "float32"], "out: got dtype float32, accepted by the CUDA kernels is bfloat16"),
+    ],
+)
+def test_gpu_refusals_name_the_argument(options, message):
+    assert message in flashkda("run", TEXT_INPUT, *options, code=2)
+
+
+@pytest.mark.gpu
+def test_gpu_checks_the_lengths_of_a_file(tmp_path):
+    """A file is untrusted: its cu_seqlens is looked at on the device, too."""
+    path = tmp_path / "in.safetensors"
+    flashkda("generate", path, "--lengths", "5,7", "--heads", 1)
+    tensors, metadata = read(path)
+    dtype, shape, data = tensors["cu_seqlens"]
+    code = {"I32": "i", "I64": "q"}[dtype]
+    tensors["cu_seqlens"] = (dtype, shape, struct.pack(f"<3{code}", 0, 9, 5))
+    write(path, tensors, metadata)
+    assert "cu_seqlens" in flashkda("run", path, "--device", "cuda", code=2)
 
 
 # ---- bench, info ------------------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from fla_process import LOWER_BOUND, SEEDS, operator_inputs, tokens_on  # noqa: 
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OTHER_BACKENDS_OFF = {"FLA_TILELANG": "0", "FLA_GLUON": "0"}
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="Triton needs a GPU, and there is none here")
 
 
 def run(part, folder, **environment):
@@ -64,18 +63,18 @@ def test_dispatched_results(dispatched):
         assert out <= 1.15 * 3.9e-3 and state <= 1.15 * 2.8e-3
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_C47_the_reference_is_triton(triton):
     assert triton["fwd"] == 0 and triton["triton"] >= SEEDS
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_as_accurate_as_triton(dispatched, triton):
     for ours, theirs in zip(errors(dispatched), errors(triton), strict=True):
         assert ours <= 1.05 * theirs
 
 
-@needs_gpu
+@pytest.mark.gpu
 def test_layer(tmp_path):
     """KimiDeltaAttention end to end. Each operator is within 4.5e-3 of the recurrence; the layer's norm and projection
     round once more on either side."""

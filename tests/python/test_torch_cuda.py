@@ -7,10 +7,7 @@ from problem import relative_error
 from recurrence import kda
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
-if not torch.cuda.is_available():
-    pytest.skip("no GPU", allow_module_level=True)
-if not flash_kda.info()["cuda"]["available"]:
-    pytest.skip(flash_kda.info()["cuda"]["why"], allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 H, K = 4, 128
 CU = [0, 300, 301, 301, 640]
