@@ -14,7 +14,7 @@ target_compile_options(flash_kda_options INTERFACE
   $<$<COMPILE_LANGUAGE:C>:-Wall;-Wextra;-Wpedantic>)
 if(FLASH_KDA_SANITIZE)
   target_compile_options(flash_kda_options INTERFACE
-    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${FLASH_KDA_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g>)
+    $<$<COMPILE_LANGUAGE:C,CXX>:-fsanitize=${FLASH_KDA_SANITIZE};-fno-sanitize-recover=all;-fno-omit-frame-pointer;-g1>)
   target_link_options(flash_kda_options INTERFACE -fsanitize=${FLASH_KDA_SANITIZE})
 endif()
 if(FLASH_KDA_WERROR)
