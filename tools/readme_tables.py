@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Write README.md's tables from the verification records, between `<!-- table: NAME -->` and `<!-- /table -->`.
+"""Write README.md's tables from the verification records, between `<!-- table: NAME -->` and `<!-- /table -->`, and the pictures
+that it shows (figures.py).
 
-NAME is devices, accuracy or benchmarks. With --check nothing is written, and a table that differs is an error.
+NAME is devices, accuracy, benchmarks or figures. With --check nothing is written, and what differs is an error.
 """
 import argparse
 import re
 import sys
 
+import figures
 import records
 
 README = records.ROOT / "README.md"
@@ -51,7 +53,7 @@ def benchmarks(all_records):
                           for r in all_records for row in r["benchmarks"]])
 
 
-TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks}
+TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks, "figures": figures.markdown}
 
 
 def render(text, all_records):
@@ -71,15 +73,24 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
-    text = README.read_text()
-    rendered = render(text, [record for _, record in records.load_all()])
+    all_records = [record for _, record in records.load_all()]
+    wanted = {README: render(README.read_text(), all_records)}
+    wanted |= {figures.FIGURES / name: text for name, text in figures.draw_all(all_records).items()}
+    existing = {README, *figures.FIGURES.glob("*.svg")}
+    stale = [path for path, text in wanted.items() if path not in existing or path.read_text() != text]
+    superfluous = sorted(existing - wanted.keys())
     if arguments.check:
-        if rendered != text:
-            print("README.md: its tables differ from the records: run tools/readme_tables.py", file=sys.stderr)
+        for path in stale + superfluous:
+            print(f"{path.relative_to(records.ROOT)}: differs from the records: run ./dev readme", file=sys.stderr)
+        if stale or superfluous:
             return 1
-        print("README.md: tables match the records")
-    else:
-        README.write_text(rendered)
+        print("README.md: tables and pictures match the records")
+        return 0
+    figures.FIGURES.mkdir(exist_ok=True)
+    for path in superfluous:
+        path.unlink()
+    for path in stale:
+        path.write_text(wanted[path])
     return 0
 
 

@@ -3,10 +3,12 @@ import json
 import sys
 import tempfile
 import unittest
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import digest  # noqa: E402
+import figures  # noqa: E402
 import readme_tables  # noqa: E402
 import record  # noqa: E402
 import record_check  # noqa: E402
@@ -184,6 +186,33 @@ class TestReadmeTables(unittest.TestCase):
     def test_no_markers(self):
         with self.assertRaisesRegex(ValueError, "no table markers"):
             readme_tables.render("words", [])
+
+
+class TestFigures(unittest.TestCase):
+    def record(self):
+        rows = [{"name": f"forward/H{H}/fixed{T}/random", "path": "fused", "ms": T * 1e-4, "floor_ms": T * 5e-5, "peers_ms": {"fla <x>": T * 3e-4}}
+                for H, T in ((12, 2048), (12, 8192), (96, 8192))]
+        errors = [{"name": f"forward/{family}", "path": "fused", "output": 4e-3, "state": 2.8e-3} for family in ("F1", "F7")]
+        return {"device": "NVIDIA H200", "benchmarks": rows, "accuracy": errors}
+
+    def test_every_series_is_drawn_and_the_text_is_the_same_each_time(self):
+        drawn = figures.draw(self.record())
+        self.assertEqual(sorted(drawn), ["nvidia-h200-accuracy.svg", "nvidia-h200-heads.svg", "nvidia-h200-tokens.svg"])
+        for name, lines in (("tokens", 3), ("heads", 3), ("accuracy", 2)):
+            text = drawn[f"nvidia-h200-{name}.svg"]
+            self.assertEqual(text.count("<polyline"), lines)
+            ElementTree.fromstring(text)
+        self.assertEqual(drawn, figures.draw(self.record()))
+
+    def test_higher_is_slower(self):
+        root = ElementTree.fromstring(figures.draw(self.record())["nvidia-h200-tokens.svg"])
+        ours = root.find("{http://www.w3.org/2000/svg}polyline").get("points").split()
+        (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in ours)
+        self.assertLess(x0, x1)
+        self.assertGreater(y0, y1)
+
+    def test_too_few_points_make_no_picture(self):
+        self.assertEqual(figures.draw({"device": "x", "benchmarks": [], "accuracy": []}), {})
 
 
 class TestRecords(unittest.TestCase):
