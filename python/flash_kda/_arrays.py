@@ -43,14 +43,18 @@ def finish(like: Any, array: Any) -> Any:
     return array
 
 
-def allocate_workspace(like: Any, size: int) -> Any:
-    """`size` bytes on the GPU of `like`, from its library's stream-ordered allocator."""
+def allocate_workspace(like: Any, size: int, stream: int) -> Any:
+    """`size` bytes on the GPU of `like`, from its library's allocator, for work on `stream`: both allocators reuse memory
+    in the order of the stream that was current at the allocation."""
     library = library_of(like)
     if library == "torch":
         torch = sys.modules["torch"]
-        return torch.empty(size, dtype=torch.uint8, device=like.device)
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=like.device)):
+            return torch.empty(size, dtype=torch.uint8, device=like.device)
     if library == "cupy":
-        return sys.modules["cupy"].empty(size, dtype="uint8")
+        cupy = sys.modules["cupy"]
+        with cupy.cuda.ExternalStream(stream):
+            return cupy.empty(size, dtype="uint8")
     raise RuntimeError(
         f"workspace: got None, accepted for q of type {type(like).__qualname__} is an array of at least {size} bytes "
         "on its device"

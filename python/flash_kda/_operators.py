@@ -183,7 +183,8 @@ def forward(
         cu_seqlens: [N + 1] int64 or int32: N packed sequences, B must be 1. None: N = B sequences of T tokens. Rows of
             a given out behind its end are left as they are, those of a fresh one are 0.
         read_index, write_index: [N] int32, slots of initial_state and final_state. Negative: a zero state, not stored;
-            both: a padded row, whose output is 0.
+            both: a padded row, whose output is 0. A row may read and write one slot; a slot that one row reads and
+            another row of the same call writes is a race, and what that reader computes is undefined.
         has_initial_state: [N] bool, False: start from zero.
         checkpoints: [M, 2] int32, rows (sequence, offset), offset a multiple of 64.
         checkpoint_state: [M, HV, V, K], written with the state after `offset` tokens; with checkpoint_index a pool.

@@ -78,12 +78,11 @@ constexpr Choice kBackends[] = {
 
 int32_t choice_option(const char* name, nb::handle value, std::span<const Choice> choices) {
   const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
-  std::string accepted;
-  for (const Choice& choice : choices) {
+  for (const Choice& choice : choices)
     if (text != nullptr && std::string_view(text) == choice.text) return choice.value;
-    accepted += fmt::format("{}'{}'", accepted.empty() ? "" : ", ", choice.text);
-  }
   PyErr_Clear();  // text that is no valid UTF-8
+  std::string accepted;
+  for (const Choice& choice : choices) accepted += fmt::format("{}'{}'", accepted.empty() ? "" : ", ", choice.text);
   fail(text == nullptr ? FLASH_KDA_ERROR_TYPE : FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted is one of {}", name,
        nb::repr(value).c_str(), accepted);
 }
@@ -175,27 +174,26 @@ int32_t backend_of(dlpack::Device device, nb::handle wanted) {
   return backend;
 }
 
-/// Device memory of the call: the caller's, or what the framework of q allocates. `owner` keeps it until the launch is
-/// enqueued; the frameworks' allocators reuse it in stream order.
+/// Device memory of the call: the caller's, or what the framework of q allocates. The result keeps it until the launch
+/// is enqueued.
 template <typename Operator>
-nb::object attach_workspace(typename Operator::Args& args, nb::handle given, nb::handle q, Stream& stream,
+nb::object attach_workspace(typename Operator::Args& args, nb::handle given, nb::handle q, Call& call,
                             dlpack::Device device) {
-  nb::object owner;
+  View view;
   if (given.is_none()) {
-    if (args.backend != FLASH_KDA_BACKEND_CUDA) return owner;
+    if (args.backend != FLASH_KDA_BACKEND_CUDA) return {};
     check(Operator::kWorkspaceSize(&args, &args.workspace_size));
-    if (args.workspace_size == 0) return owner;
-    owner = nb::module_::import_("flash_kda._arrays").attr("allocate_workspace")(q, args.workspace_size);
+    if (args.workspace_size == 0) return {};
+    view = allocate(q, args.workspace_size, device, args.stream);
   } else {
-    owner = nb::borrow(given);
+    view = import_tensor("workspace", given, Access::kWrite, call);
+    check_device("workspace", view.device, device);
+    if (view.rank != 1 || (view.shape[0] > 1 && view.strides[0] != 1))
+      fail(FLASH_KDA_ERROR_VALUE, "workspace: got rank {}, accepted is one contiguous dimension", view.rank);
   }
-  const View view = import_tensor("workspace", owner, Access::kWrite, stream);
-  check_device("workspace", view.device, device);
-  if (view.rank != 1 || (view.shape[0] > 1 && view.strides[0] != 1))
-    fail(FLASH_KDA_ERROR_VALUE, "workspace: got rank {}, accepted is one contiguous dimension", view.rank);
   args.workspace = view.data;
   args.workspace_size = static_cast<size_t>(view.shape[0]) * view.dtype.bits / 8 * view.dtype.lanes;
-  return owner;
+  return std::move(view.owner);
 }
 
 /// Head-first tensors pass the checks of shape until something has the length of the heads: what to add to that
@@ -225,13 +223,13 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
   args.check_cu_seqlens = bool_option("check_cu_seqlens", check_cu_seqlens);
   args.num_threads = int_option("num_threads", num_threads);
 
-  Stream cuda_stream;
+  Call call;
   if (!stream.is_none()) {
     uintptr_t address = 0;
     if (!nb::try_cast(stream, address, false))
       fail(FLASH_KDA_ERROR_TYPE, "stream: got {}, accepted is a cudaStream_t as an integer",
            nb::inst_name(stream).c_str());
-    cuda_stream = reinterpret_cast<void*>(address);
+    call.stream = reinterpret_cast<void*>(address);
   }
   dlpack::Device device;
   std::array<nb::object, Operator::kTensors.size()> owners;
@@ -242,7 +240,7 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
       if (i == 0) fail(FLASH_KDA_ERROR_TYPE, "q: required, but None");
       continue;
     }
-    View view = import_tensor(name, object, access, cuda_stream);
+    View view = import_tensor(name, object, access, call);
     if (i == 0) check_supported(device = view.device);
     check_device(name, view.device, device);
     args.*member = to_flash_kda(name, view);
@@ -250,8 +248,8 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
   }
   args.backend = backend_of(device, backend);
   args.device = is_host(device) ? 0 : device.id;
-  args.stream = cuda_stream.value_or(nullptr);
-  const nb::object workspace_owner = attach_workspace<Operator>(args, workspace, tensors[0], cuda_stream, device);
+  args.stream = call.stream.value_or(nullptr);
+  const nb::object workspace_owner = attach_workspace<Operator>(args, workspace, tensors[0], call, device);
 
   flash_kda_status status;
   {

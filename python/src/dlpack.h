@@ -59,7 +59,9 @@ struct ManagedTensorVersioned {
 struct ExchangeApi {
   Version version;
   ExchangeApi* previous;
-  void* managed_tensor_allocator;
+  /// Memory of prototype's device, type and shape; an error goes to set_error(context, kind, message). May be null.
+  int (*managed_tensor_allocator)(Tensor* prototype, ManagedTensorVersioned** out, void* context,
+                                  void (*set_error)(void* context, const char* kind, const char* message));
   void* managed_tensor_from_py_object_no_sync;
   void* managed_tensor_to_py_object_no_sync;
   int (*tensor_from_py_object_no_sync)(void* object, Tensor* out);  ///< borrowed view; may be null

@@ -75,16 +75,34 @@ View view_of(const dlpack::Tensor& t) {
   fail(FLASH_KDA_ERROR_VALUE, "{}: its memory is read-only, accepted is memory that can be written", name);
 }
 
+/// Whether torch, where it is loaded, records gradients now.
+bool records_gradients() {
+  static PyObject* function = nullptr;  // kept for the life of the process
+  if (function == nullptr) {
+    const nb::object torch = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
+    if (!torch.is_valid()) {
+      PyErr_Clear();
+      return false;
+    }
+    function = nb::object(torch.attr("is_grad_enabled")).release().ptr();
+  }
+  const nb::object enabled = nb::steal(PyObject_CallNoArgs(function));
+  if (!enabled.is_valid()) throw nb::python_error();
+  return enabled.ptr() == Py_True;
+}
+
 /// torch: gradients are recorded by the framework, not by this call, so a tensor that asks for them would silently get
 /// none.
-void check_no_gradient(const char* name, nb::handle object) {
+void check_no_gradient(const char* name, nb::handle object, Call& call) {
+  if (!call.gradients) call.gradients = records_gradients();
+  if (!*call.gradients) return;
   static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
   const nb::object required = nb::steal(PyObject_GetAttr(object.ptr(), attribute));
   if (!required.is_valid()) {  // another library with the exchange API
     PyErr_Clear();
     return;
   }
-  if (required.ptr() != Py_True || !nb::cast<bool>(nb::module_::import_("torch").attr("is_grad_enabled")())) return;
+  if (required.ptr() != Py_True) return;
   const std::string message = fmt::format(
       "{}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() or "
       "torch.no_grad(), or pass {}.detach()",
@@ -113,17 +131,17 @@ const dlpack::ExchangeApi* exchange_api_of(nb::handle object) {
   nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, nb::str(cause.value()).c_str());
 }
 
-View import_exchange(const char* name, nb::handle object, const dlpack::ExchangeApi& api, Stream& stream) {
-  check_no_gradient(name, object);
+View import_exchange(const char* name, nb::handle object, const dlpack::ExchangeApi& api, Call& call) {
+  check_no_gradient(name, object, call);
   dlpack::Tensor tensor{};
   if (api.tensor_from_py_object_no_sync(object.ptr(), &tensor) != 0) {
     nb::python_error cause;
     raise_unreadable(name, cause);
   }
-  if (!stream && tensor.device.type == dlpack::kCuda) {
+  if (!call.stream && tensor.device.type == dlpack::kCuda) {
     void* current = nullptr;
     if (api.current_work_stream(tensor.device.type, tensor.device.id, &current) != 0) throw nb::python_error();
-    stream = current;
+    call.stream = current;
   }
   return view_of(tensor);
 }
@@ -194,15 +212,15 @@ nb::object dlpack_capsule(nb::handle object, nb::dict arguments) {
   return produce(**arguments);
 }
 
-View import_dlpack(const char* name, nb::handle object, Access access, Stream& stream) {
+View import_dlpack(const char* name, nb::handle object, Access access, Call& call) {
   const auto device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
   nb::dict arguments;
   if (nb::cast<int32_t>(device[0]) == dlpack::kCuda) {
-    if (!stream) {
+    if (!call.stream) {
       const nb::object current = nb::module_::import_("flash_kda._arrays").attr("current_stream")(name, object);
-      stream = reinterpret_cast<void*>(nb::cast<uintptr_t>(current));
+      call.stream = reinterpret_cast<void*>(nb::cast<uintptr_t>(current));
     }
-    arguments["stream"] = dlpack_stream(*stream);
+    arguments["stream"] = dlpack_stream(*call.stream);
   }
   nb::object capsule;
   try {
@@ -228,8 +246,8 @@ View import_dlpack(const char* name, nb::handle object, Access access, Stream& s
 
 }  // namespace
 
-View import_tensor(const char* name, nb::handle object, Access access, Stream& stream) {
-  if (const dlpack::ExchangeApi* api = exchange_api_of(object)) return import_exchange(name, object, *api, stream);
+View import_tensor(const char* name, nb::handle object, Access access, Call& call) {
+  if (const dlpack::ExchangeApi* api = exchange_api_of(object)) return import_exchange(name, object, *api, call);
   if (const nb::object capsule = nb::getattr(object, "__array_struct__", nb::none()); !capsule.is_none())
     return import_array_struct(name, object, capsule, access);
   const nb::str type = nb::inst_name(object);
@@ -243,7 +261,34 @@ View import_tensor(const char* name, nb::handle object, Access access, Stream& s
          "{}: got a JAX array, which is immutable, accepted is a tensor that can be written (or leave it to "
          "flash_kda.forward, which returns fresh arrays)",
          name);
-  return import_dlpack(name, object, access, stream);
+  return import_dlpack(name, object, access, call);
+}
+
+View allocate(nb::handle like, size_t bytes, dlpack::Device device, void* stream) {
+  if (const dlpack::ExchangeApi* api = exchange_api_of(like); api != nullptr && api->managed_tensor_allocator) {
+    // It allocates for the framework's current stream, which a stream given by the caller may not be.
+    void* current = nullptr;
+    if (api->current_work_stream(device.type, device.id, &current) != 0) throw nb::python_error();
+    auto extent = static_cast<int64_t>(bytes);
+    dlpack::Tensor prototype{nullptr, device, 1, {dlpack::kUInt, 8, 1}, &extent, nullptr, 0};
+    dlpack::ManagedTensorVersioned* managed = nullptr;
+    const auto ignore_error = [](void*, const char*, const char*) {};  // below, the framework raises its own
+    if (current == stream && api->managed_tensor_allocator(&prototype, &managed, nullptr, ignore_error) == 0) {
+      View view = view_of(managed->tensor);
+      view.owner = nb::capsule(managed, [](void* tensor) noexcept {
+        auto* owned = static_cast<dlpack::ManagedTensorVersioned*>(tensor);
+        owned->deleter(owned);
+      });
+      return view;
+    }
+    PyErr_Clear();
+  }
+  nb::object memory = nb::module_::import_("flash_kda._arrays")
+                          .attr("allocate_workspace")(like, bytes, reinterpret_cast<uintptr_t>(stream));
+  Call call{stream, false};
+  View view = import_tensor("workspace", memory, Access::kWrite, call);
+  if (!view.owner.is_valid()) view.owner = std::move(memory);  // a capsule keeps its producer alive by itself
+  return view;
 }
 
 std::string name_of(dlpack::Device device) {

@@ -26,14 +26,22 @@ struct View {
   nanobind::object owner;                             ///< the capsule of a __dlpack__ call
 };
 
-/// The CUDA stream of one call, as a cudaStream_t. The first tensor in the memory of a GPU decides, unless the caller
-/// did.
-using Stream = std::optional<void*>;
+/// What the tensors of one call share, found out once.
+struct Call {
+  std::optional<void*>
+      stream;  ///< cudaStream_t; the first tensor in the memory of a GPU decides, unless the caller did
+  std::optional<bool> gradients;  ///< torch records them now
+};
 
 /// Three protocols, the fastest first: the DLPack C exchange API (torch), the array interface (NumPy), __dlpack__ (JAX,
-/// CuPy and others; ordered on `stream` for GPU memory). `name` is the argument's, for messages. Throws Error or
+/// CuPy and others; ordered on the stream for GPU memory). `name` is the argument's, for messages. Throws Error or
 /// nb::python_error.
-View import_tensor(const char* name, nanobind::handle object, Access access, Stream& stream);
+View import_tensor(const char* name, nanobind::handle object, Access access, Call& call);
+
+/// `bytes` of memory on `device` from the framework of `like`, for work on `stream` and in the order of it: the
+/// framework may hand the memory out again for later work on that stream once `owner` is gone. Throws what the
+/// framework raises.
+View allocate(nanobind::handle like, size_t bytes, dlpack::Device device, void* stream);
 
 /// "cpu", "cuda:1"
 std::string name_of(dlpack::Device device);

@@ -165,6 +165,21 @@ def test_compile():
                     torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-2)
 
 
+def test_workspace_belongs_to_the_given_stream():
+    """What the current stream allocates after the call must not be the memory that the call still has to use."""
+    x, out = inputs(), torch.empty(1, 640, H, K, dtype=torch.bfloat16, device="cuda")
+    expected = flash_kda.forward(**x)[0]
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+    flash_kda.forward(**x, out=out, output_final_state=False, stream=stream.cuda_stream)
+    size = flash_kda.get_workspace_size(640, H)
+    _ = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for _ in range(4)]
+    torch.cuda.synchronize()
+    assert torch.equal(out, expected)
+
+
 def test_workspace():
     x, cu = inputs(), lengths()
     size = flash_kda.get_workspace_size(640, H, 4)
