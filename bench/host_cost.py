@@ -3,8 +3,8 @@
 
 On the CPU (NumPy, and torch where it is installed) the shape is the smallest there is, T = H = K = V = 1, so that what
 remains of the kernel is part of the host's cost. On a GPU (--device cuda, torch) calls are enqueued without waiting for
-them. Both states and cu_seqlens are given, as a serving engine gives them. The figure is the fastest of many short
-runs: other load only ever adds.
+them. Both states and cu_seqlens are given, and torch runs in inference mode, as a serving engine has it. The figure is
+the fastest of many short runs, after a second of them: other load only ever adds, and clocks take a while to rise.
 
     OMP_NUM_THREADS=1 python bench/host_cost.py [--device cpu|cuda] [--json]
 """
@@ -12,18 +12,21 @@ runs: other load only ever adds.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
 import flash_kda
 
 CALLS = 100  # a run; short enough that the queue of a GPU never fills
-RUNS = 200
+SECONDS = 2.0  # of runs, the warm-up included
 
 
 def arguments(
@@ -48,7 +51,8 @@ def arguments(
 
 def microseconds(call: Callable[[], None], wait: Callable[[], None]) -> float:
     best = float("inf")
-    for _ in range(RUNS):
+    end = time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
         wait()
         start = time.perf_counter()
         for _ in range(CALLS):
@@ -61,7 +65,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--record", metavar="FILE", help="write the row host/python of a verification record")
+    parser.add_argument("--path", help="for --record: the path that the calls take, as `flashkda info` names it")
     options = parser.parse_args()
+    if options.record and not (options.path and options.device == "cuda"):
+        parser.error("--record: accepted with --device cuda and --path")
 
     cases: dict[str, tuple[dict[str, object], Callable[[], None]]] = {}
     if options.device == "cuda":
@@ -83,7 +91,12 @@ def main() -> None:
 
             cases["torch, float32"] = (arguments(1, 1, 1, torch.from_numpy, np.float32), lambda: None)
 
-    result = {name: microseconds(partial(flash_kda.fwd, **values), wait) for name, (values, wait) in cases.items()}
+    torch_module = sys.modules.get("torch")
+    with torch_module.inference_mode() if torch_module else contextlib.nullcontext():
+        result = {name: microseconds(partial(flash_kda.fwd, **values), wait) for name, (values, wait) in cases.items()}
+    if options.record:
+        row = {"name": "host/python", "path": options.path, "ms": min(result.values()) * 1e-3, "floor_ms": 0.0}
+        Path(options.record).write_text(json.dumps({"benchmarks": [row]}, indent=1))
     if options.json:
         print(json.dumps({"host_us": {name: round(value, 2) for name, value in result.items()}}))
     else:
