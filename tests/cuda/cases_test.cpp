@@ -17,6 +17,7 @@
 #include "cuda/device_memory.h"
 #include "cuda/solve.h"
 #include "support/compare.h"
+#include "support/emulation.h"
 #include "support/random.h"
 
 namespace flash_kda::test {
@@ -53,11 +54,6 @@ void large_and_small_state(const Problem& p) {
   set(p.tensor("initial_state"), {0, 0, 7, 9}, 1e-6);
 }
 
-void long_keys(const Problem& p) {
-  const flash_kda_tensor& k = p.tensor("k");
-  assign(p, "k", [&](const int64_t* at) { return 30 * get(k, at); });
-}
-
 void gates_of_heads(const Problem& p) {
   assign(p, "g", [](const int64_t* at) { return at[2] == 0 ? 0.0 : -10.0; });
 }
@@ -80,7 +76,6 @@ const std::vector<Row> kRows{
     {"C02_NearParallelKeys", bf16({.T = 512, .family = Family::kF6}), parallel_keys},
     {"C07_SlowConstantGateOverALongSequence", bf16({.T = 8192, .H = 1, .family = Family::kF8})},
     {"C09_StateOfLargeAndSmallElements", bf16({.T = 100, .H = 1, .family = Family::kF3}), large_and_small_state},
-    {"C10_LongKeysWithoutNorm", bf16({.T = 1, .l2norm = false}), long_keys},
 
     {"C11_FixedLengthTail63", bf16({.T = 63})},
     {"C11_FixedLengthTail500", bf16({.T = 500})},
@@ -115,23 +110,37 @@ INSTANTIATE_TEST_SUITE_P(Cases, CaseRows, testing::ValuesIn(kRows), [](const aut
 
 // ---- Numbers ----
 
-/// The keys are one direction, v repeats with the chunk and hardly anything decays, so each tile adds the same rounding
-/// of the restored keys to the state, in directions that no key ever asks for: of any chunked form with bf16 operands
-/// nothing but the outputs is right here (emulated: 7.5e-3 for the output, above 1 for the state). They are held
-/// to 1.15 times the 9.4e-3 that the same emulation gives for random v, row F7 of the accuracy table.
+/// The rounding of the operands alone decides the bar here: each output may be off by at most 1.15 times what an
+/// emulation of that rounding is off by for the very same inputs.
+void expect_as_right_as_emulated(const Case& c, const Change& change) {
+  const Problem gpu = solve(c, change), oracle = solve_by_oracle(c, change), emulated = problem_of(c, change);
+  emulate(emulated, chunk_of(c, change));
+  for (const char* name : {"out", "final_state"}) {
+    const Difference got = difference(gpu, oracle, name), expected = difference(emulated, oracle, name);
+    EXPECT_TRUE(got.within(std::numeric_limits<double>::infinity()) && got.relative <= 1.15 * expected.relative &&
+                got.worst_group <= 1.15 * expected.worst_group)
+        << name << "\n  got      " << to_string(got, 4) << "\n  emulated " << to_string(expected, 4);
+  }
+  EXPECT_EQ(gpu.stray_writes(), "");
+}
+
+/// The keys are one direction, v repeats with the chunk and hardly anything decays, so each chunk adds the same
+/// rounding of the restored keys to the state, in directions that no key ever asks for: the outputs are right, and of
+/// the state only the part that keys can see (emulated in chunks of 16: 9.2e-3 for the output, 1.7 for the state).
 TEST(Cases, C01_IdenticalKeysWithoutDecayOverALongSequence) {
-  const Case c = bf16({.H = 1, .lengths = {16384}, .family = Family::kF7});
-  const Change inputs = [](const Problem& p) {
+  expect_as_right_as_emulated(bf16({.H = 1, .lengths = {16384}, .family = Family::kF7}), [](const Problem& p) {
     assign(p, "initial_state", [](const int64_t*) { return 0.0; });
     const flash_kda_tensor& v = p.tensor("v");
     assign(p, "v", [&](const int64_t* at) { return get(v, {0, at[1] % 16, 0, at[3]}); });
-  };
-  const Problem gpu = solve(c, inputs), oracle = solve_by_oracle(c, inputs);
-  const Difference out = difference(gpu, oracle, "out");
-  EXPECT_TRUE(out.within(1.15 * 9.4e-3)) << to_string(out, 4);
-  const Difference state = difference(gpu, oracle, "final_state");
-  EXPECT_EQ(state.not_finite, 0) << to_string(state, 4);
-  EXPECT_EQ(gpu.stray_writes(), "");
+  });
+}
+
+/// beta |k|^2 is near 900: what is rounded of S k is multiplied by it.
+TEST(Cases, C10_LongKeysWithoutNorm) {
+  expect_as_right_as_emulated(bf16({.T = 1, .l2norm = false}), [](const Problem& p) {
+    const flash_kda_tensor& k = p.tensor("k");
+    assign(p, "k", [&](const int64_t* at) { return 30 * get(k, at); });
+  });
 }
 
 TEST(Cases, C08_ALogAtItsLimits) {

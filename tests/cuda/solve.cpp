@@ -4,7 +4,9 @@
 
 #include <stdexcept>
 
-#include "api/params.h"
+#include "api/plan.h"
+#include "api/validate.h"
+#include "cuda/backend.h"
 #include "cuda/cases.h"
 #include "cuda/device_memory.h"
 #include "support/compare.h"
@@ -51,6 +53,11 @@ Problem solve_by_oracle(const Case& c, const Change& change) {
   const flash_kda_forward_args args = problem.forward_args();
   require_success(flash_kda_forward(&args));
   return problem;
+}
+
+int chunk_of(const Case& c, const Change& change) {
+  const Problem problem = problem_of(c, change);
+  return make_plan(validate(problem.forward_args(), Purpose::kRun), cuda::describe_device(0)).chunk;
 }
 
 void expect_right(const Case& c, const Change& change) {
