@@ -1,5 +1,5 @@
-// Device time of each stage of the two-kernel path and of every value split, over the cases of docs/performance.md; the
-// numbers behind the choices in src/cuda/plan.cpp.   cuda_stages [heads ...]
+// Device time of the fused path, and of each stage of the two-kernel path and every value split, over the cases of
+// docs/performance.md; the numbers behind the choices in src/cuda/plan.cpp.   cuda_stages [heads ...]
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -116,6 +116,13 @@ void run(const char* name, int64_t H, const std::vector<int64_t>& lengths) {
   args.initial_state = tensor(initial.data, FLASH_KDA_F32, {N, H, 128, 128});
   args.final_state = tensor(final.data, FLASH_KDA_F32, {N, H, 128, 128});
   args.cu_seqlens = tensor(cu_device.data, FLASH_KDA_I64, {N + 1});
+  args.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+  const double fused_ms = [&] {
+    const Params params = validate(args, Purpose::kRun);
+    const Plan plan = make_plan(params, cuda::describe_device(0));
+    return time_ms([&] { cuda::launch(params, plan); });
+  }();
+  args.cuda_path = FLASH_KDA_CUDA_PATH_TWO_KERNEL;
   Params params = validate(args, Purpose::kRun);
   Plan plan = make_plan(params, cuda::describe_device(0));
   Buffer workspace(plan.workspace_bytes);
@@ -142,7 +149,7 @@ void run(const char* name, int64_t H, const std::vector<int64_t>& lengths) {
     other.threads = cuda::two_kernel::recurrence_threads(128 / split);
     std::printf("  /%d %.4f", split, time_ms([&] { cuda::two_kernel::launch_recurrence(params, other); }));
   }
-  std::printf("  whole %.4f\n", time_ms([&] { cuda::launch(params, plan); }));
+  std::printf("  whole %.4f  fused %.4f\n", time_ms([&] { cuda::launch(params, plan); }), fused_ms);
   std::fflush(stdout);
 }
 

@@ -96,9 +96,33 @@ Case cuda_case() {
           .beta_dtype = FLASH_KDA_BF16,
           .out = FLASH_KDA_BF16};
 }
+Case two_kernel_case() {
+  Case c = cuda_case();
+  c.cuda_path = FLASH_KDA_CUDA_PATH_TWO_KERNEL;
+  return c;
+}
+
+TEST(CudaPlan, FusedOnHopper) {
+  Case c = cuda_case();
+  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+  const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper());
+  EXPECT_EQ(plan.path, Path::kCudaFused);
+  EXPECT_EQ(plan.chunk, 32);
+  EXPECT_EQ(plan.tasks, 12);
+  EXPECT_EQ(plan.workspace_bytes, 0U);
+}
+
+TEST(CudaPlan, TwoKernelWhereFusedCannot) {
+  Machine blackwell = hopper();
+  blackwell.compute_capability = 100;
+  EXPECT_EQ(plan_of(cuda_case(), FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);
+  Case c = cuda_case();
+  c.gate_dtype = FLASH_KDA_F32;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+}
 
 TEST(CudaPlan, TwoKernel) {
-  const Plan plan = plan_of(cuda_case(), FLASH_KDA_BACKEND_CUDA, hopper());
+  const Plan plan = plan_of(two_kernel_case(), FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaTwoKernel);
   EXPECT_EQ(plan.chunk, 16);
   EXPECT_EQ(plan.chunk_bound, 7);
@@ -108,7 +132,7 @@ TEST(CudaPlan, TwoKernel) {
 }
 
 TEST(CudaPlan, FewSequencesAreSplitOverMultiprocessors) {
-  Case c = cuda_case();
+  Case c = two_kernel_case();
   c.T = 1;
   EXPECT_GT(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
   c.B = 32;
@@ -119,7 +143,7 @@ TEST(CudaPlan, FewSequencesAreSplitOverMultiprocessors) {
 TEST(CudaPlan, PackedWorkspaceSufficesForAnyLengthsAndNeedsNoData) {
   for (const std::vector<int64_t>& lengths :
        std::vector<std::vector<int64_t>>{{16, 0}, {8, 8}, {1, 15}, {1, 1, 14}, {16, 16, 16, 1}}) {
-    Case c = cuda_case();
+    Case c = two_kernel_case();
     c.lengths = lengths;
     const Problem problem(c, 1, FLASH_KDA_BACKEND_CUDA);
     flash_kda_forward_args args = problem.forward_args();

@@ -76,6 +76,13 @@ typedef enum flash_kda_backend {
   FLASH_KDA_BACKEND_REFERENCE = 3 /* the recurrence in fp64, the oracle of every test; tensors in host memory */
 } flash_kda_backend;
 
+/* Which kernels compute a forward call on CUDA. flash_kda_forward_describe says what a call would take and why. */
+typedef enum flash_kda_cuda_path {
+  FLASH_KDA_CUDA_PATH_AUTO = 0,       /* the fastest one that supports the call */
+  FLASH_KDA_CUDA_PATH_TWO_KERNEL = 1, /* prepare and recurrence: compute capability 9.0 and later */
+  FLASH_KDA_CUDA_PATH_FUSED = 2       /* one kernel, no workspace: compute capability 9.0, bfloat16 g */
+} flash_kda_cuda_path;
+
 /* How the log-gate gamma (natural log, <= 0) follows from the raw input g, A_log [HV] and dt_bias [HV, K]. */
 typedef enum flash_kda_gate {
   FLASH_KDA_GATE_BOUNDED = 1,  /* lower_bound * sigmoid(exp(A_log) * (g + dt_bias)) */
@@ -137,6 +144,7 @@ typedef struct flash_kda_forward_args {
 
   /* Execution */
   int32_t backend;       /* flash_kda_backend; default CPU */
+  int32_t cuda_path;     /* flash_kda_cuda_path; default automatic */
   int32_t device;        /* CUDA device ordinal; default 0 */
   int32_t num_threads;   /* CPU: 0 (default) uses what OpenMP would */
   void* stream;          /* cudaStream_t; NULL is the default stream */

@@ -65,6 +65,7 @@ void launch(const Params& params, const Plan& plan) {
       cpu::run_recurrent(params, plan);
       return;
     case Path::kCudaTwoKernel:
+    case Path::kCudaFused:
       cuda::launch(params, plan);
       return;
   }

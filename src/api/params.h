@@ -81,6 +81,7 @@ struct Params {
   bool check_cu_seqlens = false;
 
   flash_kda_backend backend = FLASH_KDA_BACKEND_CPU;
+  flash_kda_cuda_path cuda_path = FLASH_KDA_CUDA_PATH_AUTO;
   int device = 0;
   int num_threads = 0;
   void* stream = nullptr;

@@ -18,6 +18,8 @@ const char* name_of(Path path) {
       return "cpu/recurrent";
     case Path::kCudaTwoKernel:
       return "cuda/two_kernel";
+    case Path::kCudaFused:
+      return "cuda/fused";
   }
   return "unknown";
 }

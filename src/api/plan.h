@@ -17,6 +17,7 @@ enum class Path {
   kCpuChunked,     ///< cpu/chunked: chunks of tokens, fp32
   kCpuRecurrent,   ///< cpu/recurrent: token by token, fp32
   kCudaTwoKernel,  ///< cuda/two_kernel: prepare, recurrence
+  kCudaFused,      ///< cuda/fused: one kernel for sm_90a
 };
 
 const char* name_of(Path path);

@@ -464,6 +464,8 @@ void check_cu_seqlens(const Params& params, const void* host_copy) {
 
 Params validate(const flash_kda_forward_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kForward, purpose);
+  p.cuda_path = check_option("cuda_path", args.cuda_path, FLASH_KDA_CUDA_PATH_AUTO, FLASH_KDA_CUDA_PATH_FUSED,
+                             "0 (automatic), 1 (two kernels) or 2 (fused)");
 
   const Argument initial{"initial_state", args.initial_state}, final{"final_state", args.final_state};
   const Argument read{"read_index", args.read_index}, write{"write_index", args.write_index};

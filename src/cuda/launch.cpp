@@ -7,6 +7,7 @@
 #include "cuda/backend.h"
 #include "cuda/common/check.h"
 #include "cuda/common/devices.h"
+#include "cuda/fused/launch.h"
 #include "cuda/two_kernel/launch.h"
 
 namespace flash_kda::cuda {
@@ -103,7 +104,10 @@ const char* toolkit_version() {
 void launch(const Params& params, const Plan& plan) {
   const DeviceGuard guard(params.device);
   if (params.packed && params.check_cu_seqlens) read_and_check_cu_seqlens(params);
-  two_kernel::launch(params, plan);
+  if (plan.path == Path::kCudaFused)
+    fused::launch(params, plan);
+  else
+    two_kernel::launch(params, plan);
 }
 
 }  // namespace flash_kda::cuda

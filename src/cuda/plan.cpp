@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "api/error.h"
+#include "cuda/fused/config.h"
 #include "cuda/two_kernel/config.h"
 
 namespace flash_kda::cuda {
@@ -44,7 +45,7 @@ void require_aligned(const char* name, const StateTensor& x, const Params& p) {
 }
 
 /// The call is one that the two-kernel path computes; otherwise the refusal names what it is not.
-void require_two_kernel(const Params& p) {
+void require_supported(const Params& p) {
   const auto require = [](bool supported, const char* argument, const auto& got, const char* accepted) {
     if (!supported)
       fail(FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted by the CUDA kernels is {} (the CPU backend takes everything)",
@@ -78,6 +79,13 @@ void require_two_kernel(const Params& p) {
   require_aligned("final_state", p.final_state, p);
 }
 
+/// Why the fused kernel cannot take a call that the two-kernel path can, or nullptr.
+const char* reason_against_fused(const Params& p, const Machine& machine) {
+  if (machine.compute_capability != 90) return "the fused kernel is for compute capability 9.0";
+  if (p.g.dtype != FLASH_KDA_BF16) return "the fused kernel takes g in bfloat16";
+  return nullptr;
+}
+
 /// Parts of V that one (sequence, head) is spread over: as many as there are multiprocessors for.
 int value_split_of(const Params& p, const Machine& machine) {
   int split = 1;
@@ -94,17 +102,28 @@ Plan make_plan(const Params& p, const Machine& machine) {
   if (machine.compute_capability < 90)
     fail(FLASH_KDA_ERROR_DEVICE, "device: got {} with compute capability {}.{}, accepted is 9.0 or later",
          machine.gpu_name, machine.compute_capability / 10, machine.compute_capability % 10);
-  require_two_kernel(p);
+  require_supported(p);
 
+  const char* const why_not_fused = reason_against_fused(p, machine);
+  if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED && why_not_fused != nullptr)
+    fail(FLASH_KDA_ERROR_VALUE, "cuda_path: got 2 (fused), accepted here is 0 or 1: {}", why_not_fused);
   Plan plan;
-  plan.path = Path::kCudaTwoKernel;
-  plan.reason = "the path for every architecture with TMA";
-  plan.chunk = two_kernel::kTile;
-  plan.value_split = value_split_of(p, machine);
-  plan.tasks = p.N * p.HV * plan.value_split;
-  plan.threads = two_kernel::recurrence_threads(p.V / plan.value_split);
-  plan.chunk_bound = two_kernel::slot_bound(p);
-  plan.workspace_bytes = static_cast<size_t>(two_kernel::image_offset(plan.chunk_bound, 0, p.HV));
+  if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED) {
+    plan.path = Path::kCudaFused;
+    plan.reason = "asked for";
+    plan.chunk = fused::kChunk;
+    plan.tasks = p.N * p.HV;
+    plan.threads = fused::kThreads;
+  } else {
+    plan.path = Path::kCudaTwoKernel;
+    plan.reason = p.cuda_path == FLASH_KDA_CUDA_PATH_AUTO ? "the path for every architecture with TMA" : "asked for";
+    plan.chunk = two_kernel::kTile;
+    plan.value_split = value_split_of(p, machine);
+    plan.tasks = p.N * p.HV * plan.value_split;
+    plan.threads = two_kernel::recurrence_threads(p.V / plan.value_split);
+    plan.chunk_bound = two_kernel::slot_bound(p);
+    plan.workspace_bytes = static_cast<size_t>(two_kernel::image_offset(plan.chunk_bound, 0, p.HV));
+  }
   constexpr int64_t kLargestGrid = std::numeric_limits<int32_t>::max();
   if (plan.tasks > kLargestGrid || plan.chunk_bound * p.HV > kLargestGrid)
     fail(FLASH_KDA_ERROR_VALUE,

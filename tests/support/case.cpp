@@ -114,6 +114,8 @@ std::string name_of(const Case& c) {
   if (!c.checkpoints.empty()) add("checkpoints{}", c.checkpoints.size());
   if (c.checkpoint_pool) add("checkpoint_pool");
   if (c.batch_invariant) add("batch_invariant");
+  if (c.cuda_path == FLASH_KDA_CUDA_PATH_TWO_KERNEL) add("two_kernel");
+  if (c.cuda_path == FLASH_KDA_CUDA_PATH_FUSED) add("fused");
   return name;
 }
 

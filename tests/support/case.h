@@ -71,6 +71,7 @@ struct Case {
   std::vector<std::pair<int32_t, int32_t>> checkpoints{};  ///< (sequence, offset)
   bool checkpoint_pool = false;                            ///< checkpoint_index present
   bool batch_invariant = false;
+  flash_kda_cuda_path cuda_path = FLASH_KDA_CUDA_PATH_AUTO;
 
   int value_heads() const { return HV == 0 ? H : HV; }
   int value_dim() const { return V == 0 ? K : V; }

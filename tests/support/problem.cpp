@@ -401,6 +401,7 @@ flash_kda_forward_args Problem::forward_args(const std::vector<unsigned char*>& 
   args.beta_form = case_.beta_form;
   args.l2norm = case_.l2norm ? 1 : 0;
   args.batch_invariant = case_.batch_invariant ? 1 : 0;
+  args.cuda_path = case_.cuda_path;
   args.backend = backend_;
   return args;
 }

@@ -24,17 +24,13 @@ __device__ __forceinline__ float bounded_gate_log2(float g, float bias, float sl
   return scale * sigmoid_log2((g + bias) * slope);
 }
 
-/// Element `offset` of beta in any of its types, activated.
-__device__ __forceinline__ float activated_beta(const Params& p, int64_t offset) {
-  float raw;
-  switch (p.beta.dtype) {
-    case FLASH_KDA_F32:
-      raw = static_cast<const float*>(p.beta.data)[offset];
-      break;
-    default:
-      raw = __bfloat162float(static_cast<const __nv_bfloat16*>(p.beta.data)[offset]);
-      break;
-  }
+/// Element `offset` of beta in any of its types.
+__device__ __forceinline__ float raw_beta(const Params& p, int64_t offset) {
+  if (p.beta.dtype == FLASH_KDA_F32) return static_cast<const float*>(p.beta.data)[offset];
+  return __bfloat162float(static_cast<const __nv_bfloat16*>(p.beta.data)[offset]);
+}
+
+__device__ __forceinline__ float activate_beta(const Params& p, float raw) {
   if (p.beta_form == FLASH_KDA_BETA_PROBABILITIES) return raw;
   const float sigmoid = sigmoid_log2(raw * kLog2E);
   return p.beta_form == FLASH_KDA_BETA_TWICE_SIGMOID ? 2.0f * sigmoid : sigmoid;

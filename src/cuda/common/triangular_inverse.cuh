@@ -6,7 +6,8 @@ namespace flash_kda::cuda {
 
 /// Column `column` of (I + A)^-1, called by one thread a column. lower[j][i] holds A_ij for j < i (the transpose, so
 /// that one column of A is contiguous); what stands at j >= i is not read. Reads shared memory, 16-byte aligned rows.
-__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][16], int column) {
+template <int kPitch>
+__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][kPitch], int column) {
 #pragma unroll
   for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll

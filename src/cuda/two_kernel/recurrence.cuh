@@ -11,6 +11,7 @@
 #pragma once
 
 #include "common/sequence.h"
+#include "cuda/common/longest_first.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/state_fragment.cuh"
 #include "cuda/two_kernel/config.h"
@@ -18,26 +19,6 @@
 namespace flash_kda::cuda::two_kernel {
 
 inline constexpr int kMaxThreads = recurrence_threads(kHeadDim);
-/// Batches of at most this many packed sequences start with the longest; ranking more costs more than it gains.
-inline constexpr int kMaxRankedSequences = 128;
-
-/// The `rank`-th longest sequence (ties by position). Called by the whole CTA; ends with a barrier.
-__device__ __forceinline__ int64_t sequence_of_rank(const Params& p, int64_t rank) {
-  if (p.cu_seqlens == nullptr || p.N > kMaxRankedSequences) return rank;
-  __shared__ int64_t lengths[kMaxRankedSequences];
-  __shared__ int chosen;
-  const int N = static_cast<int>(p.N);
-  for (int n = static_cast<int>(threadIdx.x); n < N; n += static_cast<int>(blockDim.x))
-    lengths[n] = sequence_of(p, n).length;
-  __syncthreads();
-  for (int n = static_cast<int>(threadIdx.x); n < N; n += static_cast<int>(blockDim.x)) {
-    int longer = 0;
-    for (int m = 0; m < N; ++m) longer += lengths[m] > lengths[n] || (lengths[m] == lengths[n] && m < n);
-    if (longer == rank) chosen = n;
-  }
-  __syncthreads();
-  return chosen;
-}
 
 /// c += a * tile^T over 16 columns of a swizzled [16 tokens, 128] tile, from column `column` on. c[i] is tokens 8i ...
 /// 8i + 7.

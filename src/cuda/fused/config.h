@@ -1,0 +1,102 @@
+// Sizes and the shared-memory plan of the fused kernel. Plain C++, read by the host and the kernel.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "common/sequence.h"
+
+namespace flash_kda::cuda::fused {
+
+inline constexpr int kChunk = 32;     ///< tokens of one step of the state
+inline constexpr int kBlock = 16;     ///< tokens that share one anchor of the gate
+inline constexpr int kHeadDim = 128;  ///< K and V
+inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 bytes
+inline constexpr int kWarpgroup = 128;
+
+inline constexpr int kStateGroups = 2;             ///< warpgroups that own 64 rows (V) of the state each
+inline constexpr int kPrepareGroups = 2;           ///< warpgroups of three scaling warps and one finishing warp each
+inline constexpr int kFinishers = kPrepareGroups;  ///< they take turns
+inline constexpr int kThreads = (kStateGroups + kPrepareGroups) * kWarpgroup;
+inline constexpr int kStateRegisters = 168;
+inline constexpr int kPrepareRegisters = 88;
+static_assert(kWarpgroup * (kStateGroups * kStateRegisters + kPrepareGroups * kPrepareRegisters) <= 65536);
+
+inline constexpr int kSlice = 16;  ///< channels that a scaling warp takes at a time
+inline constexpr int kSlices = kHeadDim / kSlice;
+
+/// Byte offset of element (row, column) of a bf16 tile with rows of 64 elements, swizzled as wgmma wants it.
+constexpr int tile_offset(int row, int column) {
+  return row * 128 + (((column >> 3) ^ (row & 7)) << 4) + (column & 7) * 2;
+}
+
+inline constexpr int kHalfBytes = kChunk * 128;    ///< [32, 64] bf16
+inline constexpr int kTileBytes = 2 * kHalfBytes;  ///< [32, 128] bf16 as two halves
+
+/// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
+struct Stage {
+  alignas(1024) unsigned char q[kTileBytes];  ///< raw q, then q * 2^G
+  unsigned char k[kTileBytes];                ///< raw k, then k * 2^G
+  unsigned char g[kTileBytes];                ///< raw g, then k * 2^(G_32 - G)
+  unsigned char v[kTileBytes];                ///< then out
+  unsigned char square[kHalfBytes];  ///< [32, 64]: columns 0...31 T, 32...63 P; blocks above the diagonal stay 0
+  float decay[kHeadDim];             ///< 2^G_32
+  float beta[kChunk];                ///< after its activation, 0 behind the sequence
+  float beta_norm[kChunk];           ///< beta / |k|
+  float key_norm[kChunk];            ///< 1 / |k|
+  float query_norm[kChunk];          ///< scale / |q|
+};
+
+/// What a finishing warp needs of a chunk. The rows of `left` are k of block 0, q of block 0, k of block 1, q of block
+/// 1, times 2^(G - middle of the block); those of `right` are k times 2^(middle - G) of block 0, the same seen from the
+/// middle of block 1, and k times 2^(middle - G) of block 1. Two halves of 64 channels each.
+struct Operands {
+  static constexpr int kLeftHalf = 4 * kBlock * 128, kRightHalf = 3 * kBlock * 128;
+  alignas(1024) unsigned char left[2 * kLeftHalf];
+  unsigned char right[2 * kRightHalf];
+  float square_sum[kSlices][2][kChunk];  ///< of q and of k
+};
+
+/// Workspace of a finishing warp, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
+/// keep accesses by rows and by columns free of bank conflicts.
+struct Triangle {
+  alignas(16) float at[kBlock][kBlock + 4];
+  float gap[kBlock];
+};
+
+inline constexpr int kStages = 4;
+
+/// What a CTA works on: one sequence of one value head. It and the sources are kept in shared memory, for registers are
+/// scarce.
+struct Task {
+  Sequence sequence;
+  Slots slots;
+  int head;        ///< value head
+  int query_head;  ///< of q and k
+  int chunks;
+
+  /// Tokens of `chunk` that belong to the sequence, up to 32.
+  constexpr int valid_tokens(int chunk) const {
+    const int left = static_cast<int>(sequence.length) - chunk * kChunk;
+    return left < kChunk ? left : kChunk;
+  }
+};
+
+struct Shared {
+  Stage stage[kStages];
+  Operands operands[kFinishers];
+  Task task;
+  __nv_bfloat16* out;  ///< of the task's first token
+  Triangle triangle[kFinishers][2];
+  float dt_bias[kHeadDim];
+  int next_slice;                       ///< that no scaling warp has taken
+  alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
+  uint64_t scaled[kFinishers];          ///< Operands are written; one arrival a slice
+  uint64_t consumed[kFinishers];        ///< Operands are read
+  uint64_t ready[kStages];              ///< prepared for the state
+  uint64_t empty[kStages];              ///< used up; one arrival a state warp
+};
+static_assert(sizeof(Shared) <= 227 * 1024);
+
+}  // namespace flash_kda::cuda::fused

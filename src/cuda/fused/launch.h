@@ -1,0 +1,21 @@
+// Host side of the fused path.
+#pragma once
+
+#include <cuda.h>
+
+#include "api/params.h"
+#include "api/plan.h"
+
+namespace flash_kda::cuda::fused {
+
+/// Tensor maps of boxes of [32 tokens, 64 channels] of one head, swizzled.
+struct InputMaps {
+  CUtensorMap q, k, g, v;
+};
+
+/// Enqueue the kernel on params.stream; the right device is current. Throws Error.
+void launch(const Params& params, const Plan& plan);
+
+void launch_forward(const Params& params, const Plan& plan, const InputMaps& maps);
+
+}  // namespace flash_kda::cuda::fused
