@@ -25,7 +25,7 @@ namespace {
 struct Options {
   DeviceOptions device;
   ShapeOptions shape;
-  std::string gate = "random", dtype = "bfloat16", json;
+  std::string operation = "forward", gate = "random", dtype = "bfloat16", json;
   int warmup = 2;
   int repeats = 10;
 };
@@ -38,6 +38,7 @@ const Choices<std::string>& gate_names() {
 }
 
 struct Case {
+  std::string operation;
   Shape shape;
   std::string gate;
 
@@ -45,34 +46,36 @@ struct Case {
     std::string heads = fmt::format("H{}", shape.H);
     if (shape.HV != shape.H) heads += fmt::format("-HV{}", shape.HV);
     if (shape.K != 128 || shape.V != 128) heads += fmt::format("-K{}-V{}", shape.K, shape.V);
-    return fmt::format("forward/{}/{}/{}", heads, shape.lengths_name(), gate);
+    if (operation == "forward") return fmt::format("forward/{}/{}/{}", heads, shape.lengths_name(), gate);
+    const bool single = shape.T == shape.sequences();
+    const std::string rows = single ? fmt::format("B{}", shape.T) : shape.lengths_name();
+    return fmt::format("decode/{}/{}/fp32{}", heads, rows, gate == "random" ? "" : "/" + gate);
   }
 };
 
 /// What is timed when no shape and no gate is asked for. A new benchmark is one row.
 std::vector<Case> default_cases(const Device& device) {
   struct Row {
+    const char* operation;
     int64_t heads;
     int64_t tokens;
     const char* lengths;
     const char* gate;
   };
   constexpr const char* kRagged = "1300,547,2048,963,271,3063";
-  static const std::vector<Row> cpu{{8, 2048, "", "random"},
-                                    {8, 2048, "", "slow"},
-                                    {8, 2048, "", "mixed"},
-                                    {8, 2048, "", "softplus"},
-                                    {8, 0, kRagged, "random"}};
-  static const std::vector<Row> cuda{{96, 8192, "", "random"},    {96, 8192, "", "slow"},
-                                     {96, 8192, "", "mixed"},     {96, 0, kRagged, "random"},
-                                     {96, 0, "8x1024", "random"}, {12, 65536, "", "random"}};
+  static const std::vector<Row> cpu{{"forward", 8, 2048, "", "random"},   {"forward", 8, 2048, "", "slow"},
+                                    {"forward", 8, 2048, "", "mixed"},    {"forward", 8, 2048, "", "softplus"},
+                                    {"forward", 8, 0, kRagged, "random"}, {"decode", 12, 0, "64x1", "random"}};
+  static const std::vector<Row> cuda{{"forward", 96, 8192, "", "random"},    {"forward", 96, 8192, "", "slow"},
+                                     {"forward", 96, 8192, "", "mixed"},     {"forward", 96, 0, kRagged, "random"},
+                                     {"forward", 96, 0, "8x1024", "random"}, {"forward", 12, 65536, "", "random"}};
   std::vector<Case> cases;
   for (const Row& row : device.backend == FLASH_KDA_BACKEND_CUDA ? cuda : cpu) {
     ShapeOptions shape;
     shape.heads = row.heads;
     shape.tokens = row.tokens;
     shape.lengths = row.lengths;
-    cases.push_back({shape_of(shape), row.gate});
+    cases.push_back({row.operation, shape_of(shape), row.gate});
   }
   return cases;
 }
@@ -96,7 +99,8 @@ double median_of(std::vector<double> values) {
 
 Timing measure(const Options& options, const Device& device, const Case& c, const Problem& problem, int threads,
                double peak) {
-  Execution execution(problem, {device, threads, value_of(float_types(), options.dtype), FLASH_KDA_F32});
+  Execution execution(
+      problem, {device, threads, value_of(float_types(), options.dtype), FLASH_KDA_F32, c.operation == "decode"});
   if (options.warmup > 0) execution.run(options.warmup);
   const std::vector<double> seconds = execution.run(options.repeats);
   Timing timing;
@@ -169,7 +173,7 @@ ExitCode bench(const Options& options, bool own_case) {
   const Device device = device_of(options.device.device);
   const bool gpu = device.backend == FLASH_KDA_BACKEND_CUDA;
   const std::vector<Case> cases =
-      own_case ? std::vector<Case>{{shape_of(options.shape), options.gate}} : default_cases(device);
+      own_case ? std::vector<Case>{{options.operation, shape_of(options.shape), options.gate}} : default_cases(device);
   const std::vector<int> threads = thread_counts(options, device);
   if (std::any_of(cases.begin(), cases.end(), [](const Case& c) { return c.shape.T == 0; }))
     fail(FLASH_KDA_ERROR_VALUE, "--tokens: got 0, accepted by bench is 1 or more");
@@ -226,6 +230,10 @@ Command add_bench(CLI::App& app) {
   add_device_options(*command, options->device, false);
   add_shape_options(*command, options->shape);
   command
+      ->add_option("--operator", options->operation, "decode takes at most 8 tokens a sequence, in place on its state")
+      ->check(one_of({"forward", "decode"}))
+      ->capture_default_str();
+  command
       ->add_option("--gate", options->gate, "Kind of inputs: families F1, F3, F5 and softplus of 'flashkda generate'")
       ->check(one_of(names_of(gate_names())))
       ->capture_default_str();
@@ -240,8 +248,8 @@ Command add_bench(CLI::App& app) {
       ->capture_default_str();
   command->add_option("--json", options->json, "Also write a JSON object to this file");
   command->footer(
-      "Without --gate and shape options it times a default set of cases. Names are operator/heads/lengths/gate.\n"
-      "Every case has a float32 initial and final state.\n"
+      "Without --operator, --gate and shape options it times a default set of cases. Names are\n"
+      "operator/heads/lengths/gate, of decode operator/heads/sequences/state. Every state is float32.\n"
       "CPU: '% peak' is the share of the fp32 peak, which is measured first with a short loop of fused multiply-adds\n"
       "on as many threads; it counts 6 K V operations a token and head, the three products with the state. Without\n"
       "--threads each case is timed on one thread and on all.\n"
@@ -251,9 +259,11 @@ Command add_bench(CLI::App& app) {
       "Examples:\n"
       "  flashkda bench --device cpu\n"
       "  flashkda bench --tokens 2048 --heads 8 --gate slow --threads 1\n"
+      "  flashkda bench --device cpu --operator decode --heads 12 --lengths 64x1\n"
       "  flashkda bench --device cuda --heads 96 --lengths 1300,547,2048,963,271,3063 --json bench.json");
   const auto own_case = [command] {
-    for (const char* flag : {"--tokens", "--heads", "--value-heads", "--key-dim", "--value-dim", "--lengths", "--gate"})
+    for (const char* flag :
+         {"--operator", "--tokens", "--heads", "--value-heads", "--key-dim", "--value-dim", "--lengths", "--gate"})
       if (command->get_option(flag)->count() > 0) return true;
     return false;
   };

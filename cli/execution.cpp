@@ -18,7 +18,40 @@ flash_kda_dtype out_type_of(const std::string& option, const Problem& problem) {
   return q == problem.tensors.end() ? FLASH_KDA_F32 : q->second.dtype;
 }
 
-Execution::Execution(const Problem& problem, const ExecutionOptions& options) {
+namespace {
+
+/// The decode call over the same tensors, in place on the final state.
+DecodeArgs decode_of(const ForwardArgs& forward) {
+  DecodeArgs args;
+  args.q = forward.q;
+  args.k = forward.k;
+  args.v = forward.v;
+  args.g = forward.g;
+  args.beta = forward.beta;
+  args.A_log = forward.A_log;
+  args.dt_bias = forward.dt_bias;
+  args.cu_seqlens = forward.cu_seqlens;
+  args.state = forward.final_state;
+  args.read_index = forward.read_index;
+  args.has_initial_state = forward.has_initial_state;
+  args.out = forward.out;
+  args.scale = forward.scale;
+  args.lower_bound = forward.lower_bound;
+  args.gate = forward.gate;
+  args.beta_form = forward.beta_form;
+  args.l2norm = forward.l2norm;
+  args.check_cu_seqlens = forward.check_cu_seqlens;
+  args.backend = forward.backend;
+  args.device = forward.device;
+  args.num_threads = forward.num_threads;
+  args.workspace = forward.workspace;
+  args.workspace_size = forward.workspace_size;
+  return args;
+}
+
+}  // namespace
+
+Execution::Execution(const Problem& problem, const ExecutionOptions& options) : decode_(options.decode) {
   apply(problem.text, problem.origin, args_);
   args_.backend = options.device.backend;
   args_.device = options.device.ordinal;
@@ -39,8 +72,8 @@ Execution::Execution(const Problem& problem, const ExecutionOptions& options) {
     if (const auto found = problem.tensors.find(argument.name); found != problem.tensors.end())
       args_.*argument.member = tensor(nullptr, found->second.dtype, found->second.shape);
   for (const Output& output : outputs_) args_.*output.member = tensor(nullptr, output.dtype, output.shape);
-  plan_ = describe(args_);
-  args_.workspace_size = workspace_size(args_);
+  plan_ = decode_ ? describe(decode_of(args_)) : describe(args_);
+  args_.workspace_size = decode_ ? workspace_size(decode_of(args_)) : workspace_size(args_);
 
   memory_ = make_device_memory(options.device);
   for (const TensorArgument& argument : tensor_arguments()) {
@@ -57,11 +90,13 @@ Execution::Execution(const Problem& problem, const ExecutionOptions& options) {
     bytes_ += size;
   }
   if (args_.workspace_size > 0) args_.workspace = memory_->allocate(args_.workspace_size);
+  if (decode_)
+    memory_->copy(args_.final_state.data, args_.initial_state.data, problem.tensors.at("initial_state").data.size());
 
   // A file is untrusted: one call that looks at cu_seqlens on the device, too. It also loads the device's code.
   if (options.device.backend == FLASH_KDA_BACKEND_CUDA) {
     args_.check_cu_seqlens = 1;
-    forward(args_);
+    run(1);
     args_.check_cu_seqlens = 0;
   }
 }
@@ -72,7 +107,9 @@ std::string Execution::path() const {
 }
 
 std::vector<double> Execution::run(int repeats) {
-  return memory_->time(repeats, [&] { forward(args_); });
+  if (!decode_) return memory_->time(repeats, [&] { forward(args_); });
+  const DecodeArgs args = decode_of(args_);
+  return memory_->time(repeats, [&] { decode(args); });
 }
 
 std::map<std::string, io::Tensor> Execution::results() {

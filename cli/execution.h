@@ -19,6 +19,7 @@ struct ExecutionOptions {
   int threads = 0;
   flash_kda_dtype out_type = FLASH_KDA_F32;
   flash_kda_dtype state_type = FLASH_KDA_F32;
+  bool decode = false;  ///< flash_kda_decode instead; the problem's initial state has state_type
 };
 
 /// --out-dtype and --state-dtype.
@@ -53,6 +54,7 @@ class Execution {
   };
 
   std::vector<Output> outputs_;
+  bool decode_;
   ForwardArgs args_;
   std::string plan_;
   size_t bytes_ = 0;

@@ -406,6 +406,8 @@ def test_bench_table_and_json(tmp_path):
         (["--lengths", "8x4"], "forward/H1/8x4/random"),
         (["--tokens", "5", "--value-heads", "2"], "forward/H1-HV2/fixed5/random"),
         (["--tokens", "5", "--key-dim", "64", "--value-dim", "32"], "forward/H1-K64-V32/fixed5/random"),
+        (["--operator", "decode", "--lengths", "3x1"], "decode/H1/B3/fp32 "),
+        (["--operator", "decode", "--lengths", "3x2", "--gate", "slow"], "decode/H1/3x2/fp32/slow"),
     ],
 )
 def test_bench_names(options, name):
@@ -466,6 +468,7 @@ def test_help_teaches_with_examples(command):
         (["bench", "--device", "cpu", "--tokens", "0"], "--tokens: got 0, accepted by bench is 1 or more"),
         (["bench", "--device", "cpu", "--json", "no/such/folder/x"], "the folder"),
         (["bench", "--repeats", "0"], "--repeats: got 0"),
+        (["bench", "--operator", "x"], "--operator: got x, accepted is forward, decode"),
         (["info", "--dtype", "float64"], "--dtype: got float64"),
     ],
 )
