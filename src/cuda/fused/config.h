@@ -16,14 +16,14 @@ inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 
 inline constexpr int kWarpgroup = 128;
 
 inline constexpr int kStateGroups = 2;             ///< warpgroups that own 64 rows (V) of the state each
-inline constexpr int kPrepareGroups = 2;           ///< warpgroups of three scaling warps and one finishing warp each
-inline constexpr int kFinishers = kPrepareGroups;  ///< they take turns
+inline constexpr int kPrepareGroups = 2;  ///< warpgroups of three scaling warps and one finishing warp each
+inline constexpr int kFinishers = kPrepareGroups;
 inline constexpr int kThreads = (kStateGroups + kPrepareGroups) * kWarpgroup;
 inline constexpr int kStateRegisters = 168;
 inline constexpr int kPrepareRegisters = 88;
 static_assert(kWarpgroup * (kStateGroups * kStateRegisters + kPrepareGroups * kPrepareRegisters) <= 65536);
 
-inline constexpr int kSlice = 16;  ///< channels that a scaling warp takes at a time
+inline constexpr int kSlice = 16;  ///< channels that a warp scales at a time
 inline constexpr int kSlices = kHeadDim / kSlice;
 
 /// Byte offset of element (row, column) of a bf16 tile with rows of 64 elements, swizzled as wgmma wants it.
@@ -48,7 +48,7 @@ struct Stage {
   float query_norm[kChunk];          ///< scale / |q|
 };
 
-/// What a finishing warp needs of a chunk. The rows of `left` are k of block 0, q of block 0, k of block 1, q of block
+/// What the triangular products of a chunk need. The rows of `left` are k of block 0, q of block 0, k of block 1, q of block
 /// 1, times 2^(G - middle of the block); those of `right` are k times 2^(middle - G) of block 0, the same seen from the
 /// middle of block 1, and k times 2^(middle - G) of block 1. Two halves of 64 channels each.
 struct Operands {
@@ -58,7 +58,7 @@ struct Operands {
   float square_sum[kSlices][2][kChunk];  ///< of q and of k
 };
 
-/// Workspace of a finishing warp, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
+/// Workspace of an inverse, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
 /// keep accesses by rows and by columns free of bank conflicts.
 struct Triangle {
   alignas(16) float at[kBlock][kBlock + 4];
@@ -90,9 +90,9 @@ struct Shared {
   __nv_bfloat16* out;  ///< of the task's first token
   Triangle triangle[kFinishers][2];
   float dt_bias[kHeadDim];
-  int next_slice;                       ///< that no scaling warp has taken
+  uint32_t next_slice;  ///< that no scaling warp has taken
   alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
-  uint64_t scaled[kFinishers];          ///< Operands are written; one arrival a slice
+  uint64_t scaled[kStages];             ///< every slice of Operands and of the stage is written
   uint64_t consumed[kFinishers];        ///< Operands are read
   uint64_t ready[kStages];              ///< prepared for the state
   uint64_t empty[kStages];              ///< used up; one arrival a state warp

@@ -1,6 +1,4 @@
-// The finishing warps of the fused kernel take chunks in turn: triangular products, P and T = (I + A)^-1, token
-// scalars; they also load the chunks, by cp.async, so that rows behind the sequence become zeros and any stride of 16
-// bytes will do.
+// The triangular part of preparing a chunk: the products of Operands, from them P and T = (I + A)^-1; token scalars.
 #pragma once
 
 #include "cuda/common/gate.cuh"
@@ -26,24 +24,32 @@ __device__ __forceinline__ Products triangular_products(const Operands& operands
   Products c = {};
   const auto left_offset = static_cast<uint32_t>(tile_offset(lane % 16, 8 * (lane / 16)));
   const auto right_offset = static_cast<uint32_t>(tile_offset(lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2)));
-#pragma unroll 2
+  const auto left = [&](int slice, int block) {
+    return shared_address(operands.left) + slice / 4 * Operands::kLeftHalf + block * 2 * kBlock * 128 +
+           (left_offset ^ slice % 4 << 5);
+  };
+  const auto right = [&](int slice, int tile) {
+    return shared_address(operands.right) + slice / 4 * Operands::kRightHalf + tile * kBlock * 128 +
+           (right_offset ^ slice % 4 << 5);
+  };
+#pragma unroll 4
   for (int slice = 0; slice < kSlices; ++slice) {
-    const uint32_t left =
-        shared_address(operands.left) + slice / 4 * Operands::kLeftHalf + (left_offset ^ slice % 4 << 5);
-    const uint32_t right =
-        shared_address(operands.right) + slice / 4 * Operands::kRightHalf + (right_offset ^ slice % 4 << 5);
     uint32_t k[4], q[4], b[4];
-    load_matrix_x4(k, left);
-    load_matrix_x4(q, left + kBlock * 128);
-    load_matrix_x4(b, right);
+    load_matrix_x4(k, left(slice, 0));
+    load_matrix_x4(q, left(slice, 0) + kBlock * 128);
+    load_matrix_x4(b, right(slice, 0));
     multiply(c.A0, k, b);
     multiply(c.P0, q, b);
-    load_matrix_x4(k, left + 2 * kBlock * 128);
-    load_matrix_x4(q, left + 3 * kBlock * 128);
-    load_matrix_x4(b, right + kBlock * 128);
-    multiply(c.A10, k, b);
-    multiply(c.P10, q, b);
-    load_matrix_x4(b, right + 2 * kBlock * 128);
+  }
+#pragma unroll 2
+  for (int slice = 0; slice < kSlices; ++slice) {
+    uint32_t k[4], q[4], below[4], b[4];
+    load_matrix_x4(k, left(slice, 1));
+    load_matrix_x4(q, left(slice, 1) + kBlock * 128);
+    load_matrix_x4(below, right(slice, 1));
+    load_matrix_x4(b, right(slice, 2));
+    multiply(c.A10, k, below);
+    multiply(c.P10, q, below);
     multiply(c.A1, k, b);
     multiply(c.P1, q, b);
   }
@@ -180,44 +186,30 @@ __device__ __forceinline__ void store_inverse(Stage& stage, Triangle (&triangle)
   store_block(stage, kBlock, 0, below, lane);
 }
 
-/// A finishing warp: every kFinishers-th chunk of the sequence.
-__device__ __forceinline__ void finish_chunks(const Params& p, const Task& task, Shared& shared, int finisher,
-                                              int lane) {
-  // beta of token `lane`; activated when the chunk's turn comes.
-  const auto load_beta = [&](int chunk) {
-    const bool valid = chunk < task.chunks && lane < task.valid_tokens(chunk);
-    return valid ? raw_beta(p, token_offset(p.beta, task.sequence.batch, task.sequence.begin + chunk * kChunk + lane,
-                                            task.head))
-                 : 0.0f;
-  };
-  float beta = load_beta(finisher), next_beta = 0.0f;
+/// The triangular part of chunk `chunk`, called by a warp.
+__device__ __forceinline__ void finish_chunk(const Params& p, const Task& task, Shared& shared, int chunk, int lane) {
+  Stage& stage = shared.stage[chunk % kStages];
+  const Operands& operands = shared.operands[chunk % kFinishers];
+  const bool valid = lane < task.valid_tokens(chunk);
+  const int64_t token0 = task.sequence.begin + chunk * kChunk;
+  float beta = valid ? raw_beta(p, token_offset(p.beta, task.sequence.batch, token0 + lane, task.head)) : 0.0f;
+  wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
 
-#pragma unroll 1
-  for (int chunk = finisher; chunk < task.chunks; chunk += kFinishers) {
-    asm volatile("" : "+r"(lane));  // as in scale_slices
-    Stage& stage = shared.stage[chunk % kStages];
-    const Operands& operands = shared.operands[finisher];
-    wait_barrier(&shared.scaled[finisher], static_cast<uint32_t>(chunk / kFinishers) & 1);
-
-    const bool valid = lane < task.valid_tokens(chunk);
-    const TokenScalars token = token_scalars(p, operands, valid ? activate_beta(p, beta) : 0.0f, lane);
-    stage.beta[lane] = token.beta;
-    stage.beta_norm[lane] = token.beta * token.key_norm;
-    stage.key_norm[lane] = token.key_norm;
-    stage.query_norm[lane] = token.query_norm;
-    Products products = triangular_products(operands, lane);
-    __syncwarp();
-    if (lane == 0)
-      ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.consumed[finisher]);
-    store_scores(stage, products, lane);
-    next_beta = load_beta(chunk + kFinishers);
-    store_inverse(stage, shared.triangle[finisher], products, token, lane);
-    fence_to_async_proxy();
-    __syncwarp();
-    if (lane == 0)
-      ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.ready[chunk % kStages]);
-    beta = next_beta;
-  }
+  Products products = triangular_products(operands, lane);
+  const TokenScalars token = token_scalars(p, operands, valid ? activate_beta(p, beta) : 0.0f, lane);
+  __syncwarp();
+  if (lane == 0)
+    ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.consumed[chunk % kFinishers]);
+  stage.beta[lane] = token.beta;
+  stage.beta_norm[lane] = token.beta * token.key_norm;
+  stage.key_norm[lane] = token.key_norm;
+  stage.query_norm[lane] = token.query_norm;
+  store_scores(stage, products, lane);
+  store_inverse(stage, shared.triangle[chunk % kFinishers], products, token, lane);
+  fence_to_async_proxy();
+  __syncwarp();
+  if (lane == 0)
+    ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.ready[chunk % kStages]);
 }
 
 }  // namespace flash_kda::cuda::fused

@@ -1,13 +1,11 @@
 // One kernel for a whole call on sm_90a: a CTA walks one sequence of one value head, reads q, k, v, g and beta once,
-// writes out once, and keeps the state in registers. Two warpgroups own the state (state.cuh); six warps scale chunks
-// ahead of it (scale.cuh), two finish them (finish.cuh). They meet at the barriers of Shared. docs/fused.md has the
-// picture.
+// writes out once, and keeps the state in registers. Two warpgroups own the state (state.cuh), the warps of two more
+// prepare chunks ahead of it (prepare.cuh). They meet at the barriers of Shared. docs/fused.md has the picture.
 #include "cuda/common/check.h"
 #include "cuda/common/kernel_attributes.h"
 #include "cuda/common/longest_first.cuh"
-#include "cuda/fused/finish.cuh"
 #include "cuda/fused/launch.h"
-#include "cuda/fused/scale.cuh"
+#include "cuda/fused/prepare.cuh"
 #include "cuda/fused/state.cuh"
 
 namespace flash_kda::cuda::fused {
@@ -41,13 +39,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     shared.out = out;
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&shared.loaded[i], 1);
+      ptx::mbarrier_init(&shared.scaled[i], kSlices);
       ptx::mbarrier_init(&shared.ready[i], 1);
       ptx::mbarrier_init(&shared.empty[i], kStateGroups * kWarpgroup / 32);
     }
-    for (int i = 0; i < kFinishers; ++i) {
-      ptx::mbarrier_init(&shared.scaled[i], kSlices);
-      ptx::mbarrier_init(&shared.consumed[i], 1);
-    }
+    for (int i = 0; i < kFinishers; ++i) ptx::mbarrier_init(&shared.consumed[i], 1);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
   if (thread < kHeadDim)
@@ -63,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     walk_sequence(p, maps, shared.task, shared, warpgroup, warp, lane);
   } else {
     give_registers<kPrepareRegisters>();
-    // Warps w and w + 4 share a scheduler: one finishing warp on each of two.
+    // Warps w and w + 4 share a scheduler: the finishing warps are on two of them.
     const int group = warpgroup - kStateGroups;
     if (warp == 3 - group)
       finish_chunks(p, shared.task, shared, group, lane);

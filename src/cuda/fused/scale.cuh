@@ -1,10 +1,9 @@
-// The scaling warps of the fused kernel: raw q, k, g of a chunk become, in place, the tiles that the state reads, and
-// Operands.
+// The first part of preparing a chunk: raw q, k, g become, in place, the tiles that the state reads, and Operands; a warp
+// takes 16 channels.
 //
-// They take slices of 16 channels in turn. All of a slice stays in product fragments between loading and storing. The
-// running sum of the gate is a product too: with entries +-1/2 instead of 0 and 1 a triangle of ones yields G - middle
-// at once, where middle is half of the total of a block of 16 tokens. 2^(G - middle) and its inverse stay within 2^+-58
-// (docs/operator.md).
+// All of a slice stays in product fragments between loading and storing. The running sum of the gate is a product too: with
+// entries +-1/2 instead of 0 and 1 a triangle of ones yields G - middle at once, where middle is half of the total of a block
+// of 16 tokens. 2^(G - middle) and its inverse stay within 2^+-58 (docs/operator.md).
 #pragma once
 
 #include <cstddef>
@@ -175,31 +174,6 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
   scale_block<0>(stage, operands, slice, lane, q[0], k[0], x[0], from_start[0], to_end[0], across);
   load_block(1);
   scale_block<1>(stage, operands, slice, lane, q[1], k[1], x[1], from_start[1], to_end[1], across);
-}
-
-/// A scaling warp: takes the next slice of the sequence until there is none. Which warp computes a slice does not
-/// matter for the result.
-__device__ __forceinline__ void scale_slices(const Params& p, const Task& task, Shared& shared, int lane) {
-  const GateConstants gate = gate_constants(p, task.head);
-  uint32_t running_sum[4];
-  running_sum_operand(running_sum, lane);
-  const auto take = [&] { return lane == 0 ? atomicAdd(&shared.next_slice, 1) : 0; };
-  int next = take();
-#pragma unroll 1
-  while (true) {
-    asm volatile("" : "+r"(lane));  // addresses are computed again for every slice: kept, they would fill the registers
-    const int item = __shfl_sync(0xffffffffu, next, 0);
-    if (item >= task.chunks * kSlices) return;
-    next = take();
-    const int chunk = item / kSlices, slice = item % kSlices, buffer = chunk % kFinishers;
-    wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-    if (chunk >= kFinishers) wait_barrier(&shared.consumed[buffer], static_cast<uint32_t>(chunk / kFinishers - 1) & 1);
-    scale_slice(shared.stage[chunk % kStages], shared.operands[buffer], shared.dt_bias, slice, lane,
-                task.valid_tokens(chunk), gate, running_sum);
-    fence_to_async_proxy();
-    __syncwarp();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.scaled[buffer]);
-  }
 }
 
 }  // namespace flash_kda::cuda::fused

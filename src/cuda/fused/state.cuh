@@ -47,7 +47,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& 
 
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     Stage& stage = shared.stage[chunk % kStages];
-    wait_barrier(&shared.ready[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+    wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
 
     const SwizzledOperand q(shared_address(stage.q)), k(shared_address(stage.k)), restored(shared_address(stage.g)),
         square(shared_address(stage.square));
@@ -81,6 +81,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& 
         }
     }
     wgmma_wait<1>();
+    wait_barrier(&shared.ready[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
 
     uint32_t U_operand[2][4];
 #pragma unroll

@@ -1,0 +1,49 @@
+// The preparing warps of the fused kernel. Scaling warps take slices of 16 channels in turn (scale.cuh), finishing warps take the
+// triangular parts of chunks in turn (finish.cuh). Which warp takes a slice does not matter for the result.
+#pragma once
+
+#include "cuda/fused/finish.cuh"
+#include "cuda/fused/scale.cuh"
+
+namespace flash_kda::cuda::fused {
+
+/// What depends on the lane alone is computed again after this: kept over a loop, it would fill the registers.
+__device__ __forceinline__ int forget(int lane) {
+  asm volatile("" : "+r"(lane));
+  return lane & 31;
+}
+
+__device__ __forceinline__ void scale_slices(const Params& p, const Task& task, Shared& shared, int lane) {
+  const GateConstants gate = gate_constants(p, task.head);
+  uint32_t running_sum[4];
+  running_sum_operand(running_sum, lane);
+  const auto take = [&] { return lane == 0 ? atomicAdd(&shared.next_slice, 1u) : 0; };
+  uint32_t next = take();
+#pragma unroll 1
+  while (true) {
+    lane = forget(lane);
+    const uint32_t item = __shfl_sync(0xffffffffu, next, 0);
+    const int chunk = static_cast<int>(item / kSlices), slice = static_cast<int>(item % kSlices);
+    if (chunk >= task.chunks) return;
+    next = take();
+    wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+    if (chunk >= kFinishers)
+      wait_barrier(&shared.consumed[chunk % kFinishers], static_cast<uint32_t>(chunk / kFinishers - 1) & 1);
+    scale_slice(shared.stage[chunk % kStages], shared.operands[chunk % kFinishers], shared.dt_bias, slice, lane,
+                task.valid_tokens(chunk), gate, running_sum);
+    fence_to_async_proxy();
+    __syncwarp();
+    if (lane == 0)
+      ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.scaled[chunk % kStages]);
+  }
+}
+
+__device__ __forceinline__ void finish_chunks(const Params& p, const Task& task, Shared& shared, int finisher, int lane) {
+#pragma unroll 1
+  for (int chunk = finisher; chunk < task.chunks; chunk += kFinishers) {
+    lane = forget(lane);
+    finish_chunk(p, task, shared, chunk, lane);
+  }
+}
+
+}  // namespace flash_kda::cuda::fused
