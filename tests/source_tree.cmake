@@ -1,17 +1,19 @@
-# Script mode: C44. The sources without git, configured from another directory and without CUDA, know their own digest: the one
-# part of the build that could ask a version control system.
+# Script mode: C44. The sources without git, configured from another directory and without CUDA: every target is there, and the one
+# part of the build that could ask a version control system, the digest, knows its answer.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${WORK_DIR})
-foreach(name IN ITEMS CMakeLists.txt cmake dependencies.txt include src tools)
+foreach(name IN ITEMS CMakeLists.txt cli cmake dependencies.txt examples include python src tests tools)
   file(COPY ${SOURCE_DIR}/${name} DESTINATION ${WORK_DIR}/source)
 endforeach()
+set(ENV{GIT_DIR} ${WORK_DIR}/no-repository)  # the folder lies inside one: a git that is asked must fail
 
 function(run)
   execute_process(COMMAND ${ARGN} WORKING_DIRECTORY ${WORK_DIR} COMMAND_ERROR_IS_FATAL ANY)
 endfunction()
-run(${CMAKE_COMMAND} -S source -B build -G ${GENERATOR} -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER}
-    -DFLASH_KDA_CUDA=OFF -DFLASH_KDA_TESTS=OFF -DFLASH_KDA_CLI=OFF)
+run(${CMAKE_COMMAND} -S source -B build -G Ninja -DCMAKE_C_COMPILER=${C_COMPILER} -DCMAKE_CXX_COMPILER=${CXX_COMPILER}
+    -DFLASH_KDA_CUDA=OFF)
 run(${CMAKE_COMMAND} --build build --target flash_kda_build_info)
+run(${CMAKE_COMMAND} --build build -- -n --quiet)  # a dry run: no rule lacks a source
 
 execute_process(COMMAND ${PYTHON} ${SOURCE_DIR}/tools/digest.py OUTPUT_VARIABLE digest OUTPUT_STRIP_TRAILING_WHITESPACE
                 COMMAND_ERROR_IS_FATAL ANY)
