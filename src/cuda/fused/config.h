@@ -15,7 +15,7 @@ inline constexpr int kHeadDim = 128;  ///< K and V
 inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 bytes
 inline constexpr int kWarpgroup = 128;
 
-inline constexpr int kStateGroups = 2;             ///< warpgroups that own 64 rows (V) of the state each
+inline constexpr int kStateGroups = 2;    ///< warpgroups that own 64 rows (V) of the state each
 inline constexpr int kPrepareGroups = 2;  ///< warpgroups of three scaling warps and one finishing warp each
 inline constexpr int kFinishers = kPrepareGroups;
 inline constexpr int kThreads = (kStateGroups + kPrepareGroups) * kWarpgroup;
@@ -34,25 +34,31 @@ constexpr int tile_offset(int row, int column) {
 inline constexpr int kHalfBytes = kChunk * 128;    ///< [32, 64] bf16
 inline constexpr int kTileBytes = 2 * kHalfBytes;  ///< [32, 128] bf16 as two halves
 
+/// q and k of block 0 are kept times 2^(G + kShift): with lower_bound >= -5, G falls to -115.4 over 16 tokens, and this
+/// factor and its inverse stay within 2^+-58. What the shift does to the products is undone by the token scalars and in
+/// P.
+inline constexpr float kShift = 58.0f;
+inline constexpr float kShiftFactor = 0x1p58f;
+
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
 struct Stage {
-  alignas(1024) unsigned char q[kTileBytes];  ///< raw q, then q * 2^G
-  unsigned char k[kTileBytes];                ///< raw k, then k * 2^G
+  alignas(1024) unsigned char q[kTileBytes];  ///< raw q, then q * 2^G, of block 0 shifted
+  unsigned char k[kTileBytes];                ///< raw k, then k * 2^G, of block 0 shifted
   unsigned char g[kTileBytes];                ///< raw g, then k * 2^(G_32 - G)
   unsigned char v[kTileBytes];                ///< then out
   unsigned char square[kHalfBytes];  ///< [32, 64]: columns 0...31 T, 32...63 P; blocks above the diagonal stay 0
   float decay[kHeadDim];             ///< 2^G_32
   float beta[kChunk];                ///< after its activation, 0 behind the sequence
-  float beta_norm[kChunk];           ///< beta / |k|
+  float beta_norm[kChunk];           ///< beta / |k|, of block 0 shifted back
   float key_norm[kChunk];            ///< 1 / |k|
-  float query_norm[kChunk];          ///< scale / |q|
+  float query_norm[kChunk];          ///< scale / |q|, of block 0 shifted back
 };
 
-/// What the triangular products of a chunk need. The rows of `left` are k of block 0, q of block 0, k of block 1, q of block
-/// 1, times 2^(G - middle of the block); those of `right` are k times 2^(middle - G) of block 0, the same seen from the
-/// middle of block 1, and k times 2^(middle - G) of block 1. Two halves of 64 channels each.
+/// What the triangular products of a chunk need besides q and k of block 0 in the stage. The rows of `left` are k and q
+/// of block 1 times 2^(G - middle of the block); those of `right` are k of block 0 times 2^(-G - kShift), the same
+/// times 2^(middle of block 1 - G), and k of block 1 times 2^(middle - G). Two halves of 64 channels each.
 struct Operands {
-  static constexpr int kLeftHalf = 4 * kBlock * 128, kRightHalf = 3 * kBlock * 128;
+  static constexpr int kLeftHalf = 2 * kBlock * 128, kRightHalf = 3 * kBlock * 128;
   alignas(1024) unsigned char left[2 * kLeftHalf];
   unsigned char right[2 * kRightHalf];
   float square_sum[kSlices][2][kChunk];  ///< of q and of k
@@ -66,6 +72,7 @@ struct Triangle {
 };
 
 inline constexpr int kStages = 4;
+inline constexpr int kOperands = 3;
 
 /// What a CTA works on: one sequence of one value head. It and the sources are kept in shared memory, for registers are
 /// scarce.
@@ -85,15 +92,15 @@ struct Task {
 
 struct Shared {
   Stage stage[kStages];
-  Operands operands[kFinishers];
+  Operands operands[kOperands];
   Task task;
   __nv_bfloat16* out;  ///< of the task's first token
   Triangle triangle[kFinishers][2];
   float dt_bias[kHeadDim];
-  uint32_t next_slice;  ///< that no scaling warp has taken
+  uint32_t next_slice;                  ///< that no scaling warp has taken
   alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
   uint64_t scaled[kStages];             ///< every slice of Operands and of the stage is written
-  uint64_t consumed[kFinishers];        ///< Operands are read
+  uint64_t consumed[kOperands];         ///< Operands are read
   uint64_t ready[kStages];              ///< prepared for the state
   uint64_t empty[kStages];              ///< used up; one arrival a state warp
 };

@@ -20,13 +20,12 @@ __device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[4
   multiply_accumulate(c[1], a, b[2], b[3]);
 }
 
-__device__ __forceinline__ Products triangular_products(const Operands& operands, int lane) {
+__device__ __forceinline__ Products triangular_products(const Stage& stage, const Operands& operands, int lane) {
   Products c = {};
   const auto left_offset = static_cast<uint32_t>(tile_offset(lane % 16, 8 * (lane / 16)));
   const auto right_offset = static_cast<uint32_t>(tile_offset(lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2)));
-  const auto left = [&](int slice, int block) {
-    return shared_address(operands.left) + slice / 4 * Operands::kLeftHalf + block * 2 * kBlock * 128 +
-           (left_offset ^ slice % 4 << 5);
+  const auto left = [&](const unsigned char* tile, int half_bytes, int slice) {
+    return shared_address(tile) + slice / 4 * half_bytes + (left_offset ^ slice % 4 << 5);
   };
   const auto right = [&](int slice, int tile) {
     return shared_address(operands.right) + slice / 4 * Operands::kRightHalf + tile * kBlock * 128 +
@@ -35,8 +34,8 @@ __device__ __forceinline__ Products triangular_products(const Operands& operands
 #pragma unroll 4
   for (int slice = 0; slice < kSlices; ++slice) {
     uint32_t k[4], q[4], b[4];
-    load_matrix_x4(k, left(slice, 0));
-    load_matrix_x4(q, left(slice, 0) + kBlock * 128);
+    load_matrix_x4(k, left(stage.k, kHalfBytes, slice));
+    load_matrix_x4(q, left(stage.q, kHalfBytes, slice));
     load_matrix_x4(b, right(slice, 0));
     multiply(c.A0, k, b);
     multiply(c.P0, q, b);
@@ -44,8 +43,8 @@ __device__ __forceinline__ Products triangular_products(const Operands& operands
 #pragma unroll 2
   for (int slice = 0; slice < kSlices; ++slice) {
     uint32_t k[4], q[4], below[4], b[4];
-    load_matrix_x4(k, left(slice, 1));
-    load_matrix_x4(q, left(slice, 1) + kBlock * 128);
+    load_matrix_x4(k, left(operands.left, Operands::kLeftHalf, slice));
+    load_matrix_x4(q, left(operands.left, Operands::kLeftHalf, slice) + kBlock * 128);
     load_matrix_x4(below, right(slice, 1));
     load_matrix_x4(b, right(slice, 2));
     multiply(c.A10, k, below);
@@ -67,13 +66,17 @@ __device__ __forceinline__ void store_block(Stage& stage, int row, int column, c
           pack_bf16(c[n][2 * lower], c[n][2 * lower + 1]);
 }
 
-/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output.
+/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output. Rows of
+/// block 0 are shifted like q.
 __device__ __forceinline__ void store_scores(Stage& stage, Products& c, int lane) {
 #pragma unroll
   for (int n = 0; n < 2; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (8 * n + 2 * (lane % 4) + i % 2 > lane / 4 + 8 * (i / 2)) c.P0[n][i] = c.P1[n][i] = 0.0f;
+    for (int i = 0; i < 4; ++i) {
+      const bool above = 8 * n + 2 * (lane % 4) + i % 2 > lane / 4 + 8 * (i / 2);
+      c.P0[n][i] = above ? 0.0f : c.P0[n][i] * kShiftFactor;
+      c.P1[n][i] = above ? 0.0f : c.P1[n][i];
+    }
   store_block(stage, 0, kChunk, c.P0, lane);
   store_block(stage, kBlock, kChunk, c.P10, lane);
   store_block(stage, kBlock, kChunk + kBlock, c.P1, lane);
@@ -189,21 +192,22 @@ __device__ __forceinline__ void store_inverse(Stage& stage, Triangle (&triangle)
 /// The triangular part of chunk `chunk`, called by a warp.
 __device__ __forceinline__ void finish_chunk(const Params& p, const Task& task, Shared& shared, int chunk, int lane) {
   Stage& stage = shared.stage[chunk % kStages];
-  const Operands& operands = shared.operands[chunk % kFinishers];
+  const Operands& operands = shared.operands[chunk % kOperands];
   const bool valid = lane < task.valid_tokens(chunk);
   const int64_t token0 = task.sequence.begin + chunk * kChunk;
   float beta = valid ? raw_beta(p, token_offset(p.beta, task.sequence.batch, token0 + lane, task.head)) : 0.0f;
   wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
 
-  Products products = triangular_products(operands, lane);
+  Products products = triangular_products(stage, operands, lane);
   const TokenScalars token = token_scalars(p, operands, valid ? activate_beta(p, beta) : 0.0f, lane);
   __syncwarp();
   if (lane == 0)
-    ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.consumed[chunk % kFinishers]);
+    ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &shared.consumed[chunk % kOperands]);
   stage.beta[lane] = token.beta;
-  stage.beta_norm[lane] = token.beta * token.key_norm;
+  const float shift_back = lane < kBlock ? 1.0f / kShiftFactor : 1.0f;
+  stage.beta_norm[lane] = token.beta * token.key_norm * shift_back;
   stage.key_norm[lane] = token.key_norm;
-  stage.query_norm[lane] = token.query_norm;
+  stage.query_norm[lane] = token.query_norm * shift_back;
   store_scores(stage, products, lane);
   store_inverse(stage, shared.triangle[chunk % kFinishers], products, token, lane);
   fence_to_async_proxy();

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       ptx::mbarrier_init(&shared.ready[i], 1);
       ptx::mbarrier_init(&shared.empty[i], kStateGroups * kWarpgroup / 32);
     }
-    for (int i = 0; i < kFinishers; ++i) ptx::mbarrier_init(&shared.consumed[i], 1);
+    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], 1);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
   if (thread < kHeadDim)

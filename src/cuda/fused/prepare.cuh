@@ -1,5 +1,6 @@
-// The preparing warps of the fused kernel. Scaling warps take slices of 16 channels in turn (scale.cuh), finishing warps take the
-// triangular parts of chunks in turn (finish.cuh). Which warp takes a slice does not matter for the result.
+// The preparing warps of the fused kernel. Scaling warps take slices of 16 channels in turn (scale.cuh), finishing
+// warps take the triangular parts of chunks in turn (finish.cuh). Which warp takes a slice does not matter for the
+// result.
 #pragma once
 
 #include "cuda/fused/finish.cuh"
@@ -15,8 +16,8 @@ __device__ __forceinline__ int forget(int lane) {
 
 __device__ __forceinline__ void scale_slices(const Params& p, const Task& task, Shared& shared, int lane) {
   const GateConstants gate = gate_constants(p, task.head);
-  uint32_t running_sum[4];
-  running_sum_operand(running_sum, lane);
+  RunningSum running_sum;
+  running_sum_operands(running_sum, lane);
   const auto take = [&] { return lane == 0 ? atomicAdd(&shared.next_slice, 1u) : 0; };
   uint32_t next = take();
 #pragma unroll 1
@@ -27,10 +28,15 @@ __device__ __forceinline__ void scale_slices(const Params& p, const Task& task, 
     if (chunk >= task.chunks) return;
     next = take();
     wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-    if (chunk >= kFinishers)
-      wait_barrier(&shared.consumed[chunk % kFinishers], static_cast<uint32_t>(chunk / kFinishers - 1) & 1);
-    scale_slice(shared.stage[chunk % kStages], shared.operands[chunk % kFinishers], shared.dt_bias, slice, lane,
-                task.valid_tokens(chunk), gate, running_sum);
+    if (chunk >= kOperands)
+      wait_barrier(&shared.consumed[chunk % kOperands], static_cast<uint32_t>(chunk / kOperands - 1) & 1);
+    const int valid = task.valid_tokens(chunk);
+    Stage& stage = shared.stage[chunk % kStages];
+    Operands& operands = shared.operands[chunk % kOperands];
+    if (valid < kChunk)
+      scale_slice<true>(stage, operands, shared.dt_bias, slice, lane, valid, gate, running_sum);
+    else
+      scale_slice<false>(stage, operands, shared.dt_bias, slice, lane, valid, gate, running_sum);
     fence_to_async_proxy();
     __syncwarp();
     if (lane == 0)
@@ -38,7 +44,8 @@ __device__ __forceinline__ void scale_slices(const Params& p, const Task& task, 
   }
 }
 
-__device__ __forceinline__ void finish_chunks(const Params& p, const Task& task, Shared& shared, int finisher, int lane) {
+__device__ __forceinline__ void finish_chunks(const Params& p, const Task& task, Shared& shared, int finisher,
+                                              int lane) {
 #pragma unroll 1
   for (int chunk = finisher; chunk < task.chunks; chunk += kFinishers) {
     lane = forget(lane);

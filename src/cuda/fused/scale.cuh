@@ -1,9 +1,9 @@
-// The first part of preparing a chunk: raw q, k, g become, in place, the tiles that the state reads, and Operands; a warp
-// takes 16 channels.
+// The first part of preparing a chunk: raw q, k, g become, in place, the tiles that the state reads, and Operands; a
+// warp takes 16 channels.
 //
-// All of a slice stays in product fragments between loading and storing. The running sum of the gate is a product too: with
-// entries +-1/2 instead of 0 and 1 a triangle of ones yields G - middle at once, where middle is half of the total of a block
-// of 16 tokens. 2^(G - middle) and its inverse stay within 2^+-58 (docs/operator.md).
+// All of a slice stays in product fragments between loading and storing. The running sum of the gate is a product too:
+// a triangle of ones times the gates; for block 1 with entries +-1/2 instead of 0 and 1, which yields G - middle at
+// once, middle being half of the block's total. 2^(G - middle) and its inverse stay within 2^+-58 (docs/operator.md).
 #pragma once
 
 #include <cstddef>
@@ -35,13 +35,22 @@ __device__ __forceinline__ float gate_magnitude(float g, float bias, const GateC
   return reciprocal_approx(exp2_approx(fmaf(g + bias, -c.slope, c.log_inverse_scale)) + c.inverse_scale);
 }
 
-/// Left operand of the running sum over 16 tokens: row i, column t is -u for t <= i, else +u, u = 1 / (2 * kGateUnit).
-__device__ __forceinline__ void running_sum_operand(uint32_t (&a)[4], int lane) {
+/// Left operands of the running sum over 16 tokens. Row i, column t: -2 u for t <= i, else 0 (block 0); -u for t <= i,
+/// else +u (block 1); u = 1 / (2 * kGateUnit).
+struct RunningSum {
+  uint32_t from_start[4], from_middle[4];
+};
+
+__device__ __forceinline__ void running_sum_operands(RunningSum& a, int lane) {
   const int row = lane / 4, column = 2 * (lane % 4);
   const float unit = 0.5f / kGateUnit;
-  a[0] = a[3] = pack_half(column <= row ? -unit : unit, column + 1 <= row ? -unit : unit);
-  a[1] = pack_half(-unit, -unit);
-  a[2] = pack_half(unit, unit);
+  const bool first = column <= row, second = column + 1 <= row;
+  a.from_start[0] = a.from_start[3] = pack_half(first ? -2 * unit : 0.0f, second ? -2 * unit : 0.0f);
+  a.from_start[1] = pack_half(-2 * unit, -2 * unit);
+  a.from_start[2] = 0;
+  a.from_middle[0] = a.from_middle[3] = pack_half(first ? -unit : unit, second ? -unit : unit);
+  a.from_middle[1] = pack_half(-unit, -unit);
+  a.from_middle[2] = pack_half(unit, unit);
 }
 
 /// Sum of squares over 16 channels of every token of a block, from its left operand x: the diagonal of x x^T.
@@ -62,85 +71,31 @@ __device__ __forceinline__ uint32_t slice_offset(int slice, int lane) {
   return static_cast<uint32_t>(tile_offset(lane % 16, 8 * (lane / 16)) ^ slice % 4 << 5);
 }
 
-/// Tiles of one block from its raw q and k. x[n] is the C fragment of G - middle, channels 8n ... 8n + 7; factors are
-/// those of this thread's four channels.
-template <int kBlockIndex>
-__device__ __forceinline__ void scale_block(Stage& stage, Operands& operands, int slice, int lane,
-                                            const uint32_t (&q)[4], const uint32_t (&k)[4], const float (&x)[2][4],
-                                            const float (&from_start)[2][2], const float (&to_end)[2][2],
-                                            const float (&across)[2][2]) {
+/// Gate, running sum and scaled tiles of 16 channels. kTail: only `valid` tokens belong to the sequence.
+template <bool kTail>
+__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const float* dt_bias, int slice, int lane,
+                                            int valid, const GateConstants& gate, const RunningSum& running_sum) {
+  const int group = lane / 4, member = lane % 4;
   const uint32_t offset = slice_offset(slice, lane);
-  const uint32_t in_stage = offset + slice / 4 * kHalfBytes + kBlockIndex * kBlock * 128;
+  const uint32_t tile = shared_address(&stage) + offset + slice / 4 * kHalfBytes;
   const uint32_t left = shared_address(operands.left) + offset + slice / 4 * Operands::kLeftHalf;
   const uint32_t right = shared_address(operands.right) + offset + slice / 4 * Operands::kRightHalf;
-  store_square_sum(&operands.square_sum[slice][0][kBlockIndex * kBlock], q, lane);
-  store_square_sum(&operands.square_sum[slice][1][kBlockIndex * kBlock], k, lane);
-  uint32_t scaled[4], other[4];
-  {
-    float up[2][4];
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) up[n][i] = exp2_approx(x[n][i]);
-    const auto scale_up = [&](const uint32_t(&raw)[4], unsigned char* tile, uint32_t left_tile) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        const int n = r / 2, i = 2 * (r % 2);
-        const float first = low_bf16(raw[r]) * up[n][i], second = high_bf16(raw[r]) * up[n][i + 1];
-        scaled[r] = pack_bf16(first, second);
-        other[r] = pack_bf16(first * from_start[n][0], second * from_start[n][1]);
-      }
-      store_matrix_x4(left_tile, scaled);
-      store_matrix_x4(shared_address(tile) + in_stage, other);
-    };
-    scale_up(q, stage.q, left + (2 * kBlockIndex + 1) * kBlock * 128);
-    scale_up(k, stage.k, left + 2 * kBlockIndex * kBlock * 128);
-  }
-  uint32_t seen[4];
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const int n = r / 2, i = 2 * (r % 2);
-    const float first = low_bf16(k[r]) * exp2_approx(-x[n][i]), second = high_bf16(k[r]) * exp2_approx(-x[n][i + 1]);
-    scaled[r] = pack_bf16(first, second);
-    other[r] = pack_bf16(first * to_end[n][0], second * to_end[n][1]);
-    if constexpr (kBlockIndex == 0) seen[r] = pack_bf16(first * across[n][0], second * across[n][1]);
-  }
-  store_matrix_x4(right + 2 * kBlockIndex * kBlock * 128, scaled);
-  store_matrix_x4(shared_address(stage.g) + in_stage, other);
-  if constexpr (kBlockIndex == 0) store_matrix_x4(right + kBlock * 128, seen);
-}
-
-/// Gate, running sum and scaled tiles of 16 channels.
-__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const float* dt_bias, int slice, int lane,
-                                            int valid, const GateConstants& gate, const uint32_t (&running_sum)[4]) {
-  const int member = lane % 4;
-  const uint32_t tile = shared_address(&stage) + slice_offset(slice, lane) + slice / 4 * kHalfBytes;
-  uint32_t raw[2][4], q[2][4], k[2][4];  // [block]
+  const float bias[2] = {dt_bias[slice * kSlice + group], dt_bias[slice * kSlice + 8 + group]};
+  uint32_t raw[2][4];  // [block], tokens 2 * member + {0, 1} and + 8 of channel group, then of channel group + 8
 #pragma unroll
   for (int block = 0; block < 2; ++block)
     load_matrix_x4_transposed(raw[block], tile + offsetof(Stage, g) + block * kBlock * 128);
-  const auto load_block = [&](int block) {
-    load_matrix_x4(q[block], tile + offsetof(Stage, q) + block * kBlock * 128);
-    load_matrix_x4(k[block], tile + offsetof(Stage, k) + block * kBlock * 128);
-    if (valid < kChunk) {  // rows behind the sequence never enter arithmetic
-#pragma unroll
-      for (int r = 0; r < 4; ++r)
-        if (block * kBlock + 8 * (r % 2) + lane / 4 >= valid) q[block][r] = k[block][r] = 0;
-    }
-  };
-  load_block(0);
-  const float bias[2] = {dt_bias[slice * kSlice + lane / 4], dt_bias[slice * kSlice + 8 + lane / 4]};
-  float x[2][2][4], middle[2][2][2];  // [block][channels 8n ...]
+
+  // x is the C fragment of G + kShift (block 0) and G - middle (block 1), channels 8n ... 8n + 7; `last` its row 15.
+  float x[2][2][4], last[2][2][2];
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
-    uint32_t packed[4];  // tokens 2 * member + {0, 1} and + 8 of channel lane / 4, then of channel lane / 4 + 8
+    uint32_t packed[4];
 #pragma unroll
-    for (int r = 0; r < 4; ++r)
+    for (int r = 0; r < 4; ++r) {
       packed[r] = pack_half(gate_magnitude(low_bf16(raw[block][r]), bias[r / 2], gate),
                             gate_magnitude(high_bf16(raw[block][r]), bias[r / 2], gate));
-    if (valid < kChunk) {  // behind the sequence nothing decays
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
+      if constexpr (kTail) {  // behind the sequence nothing decays
         const int token = block * kBlock + 8 * (r % 2) + 2 * member;
         packed[r] = token + 1 < valid ? packed[r] : token < valid ? packed[r] & 0xffffu : 0;
       }
@@ -148,32 +103,74 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[block][n][i] = 0.0f;
-      multiply_accumulate_half(x[block][n], running_sum, packed[2 * n], packed[2 * n + 1]);
-      // Row 15 of G - middle is middle itself.
+      for (int i = 0; i < 4; ++i) x[block][n][i] = block == 0 ? kShift : 0.0f;
+      multiply_accumulate_half(x[block][n], block == 0 ? running_sum.from_start : running_sum.from_middle,
+                               packed[2 * n], packed[2 * n + 1]);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) middle[block][n][i] = __shfl_sync(0xffffffffu, x[block][n][2 + i], 28 + member);
+      for (int i = 0; i < 2; ++i) last[block][n][i] = __shfl_sync(0xffffffffu, x[block][n][2 + i], 28 + member);
     }
   }
-  float from_start[2][2][2], to_end[2][2][2], across[2][2];
+  // What takes a block's own scale to that of the chunk's start, of its end, and of the middle of block 1.
+  float from_start[2][2], to_end[2][2][2], across[2][2];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
+    float decay[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const float first = exp2_approx(middle[0][n][i]), second = exp2_approx(middle[1][n][i]);
-      across[n][i] = first * second;
-      from_start[0][n][i] = first;
-      from_start[1][n][i] = across[n][i] * first;
+      const float second = exp2_approx(last[1][n][i]);  // half of block 1
+      across[n][i] = exp2_approx(last[0][n][i]) * second;
+      from_start[n][i] = across[n][i] * (1.0f / kShiftFactor);
       to_end[0][n][i] = across[n][i] * second;
       to_end[1][n][i] = second;
+      decay[i] = to_end[0][n][i] * (1.0f / kShiftFactor);
     }
-    if (lane < 4)  // the chunk's total is 2 * (middle of block 0 + middle of block 1)
-      *reinterpret_cast<float2*>(&stage.decay[slice * kSlice + 8 * n + 2 * member]) = {across[n][0] * across[n][0],
-                                                                                       across[n][1] * across[n][1]};
+    if (lane < 4) *reinterpret_cast<float2*>(&stage.decay[slice * kSlice + 8 * n + 2 * member]) = {decay[0], decay[1]};
   }
-  scale_block<0>(stage, operands, slice, lane, q[0], k[0], x[0], from_start[0], to_end[0], across);
-  load_block(1);
-  scale_block<1>(stage, operands, slice, lane, q[1], k[1], x[1], from_start[1], to_end[1], across);
+
+#pragma unroll
+  for (int block = 0; block < 2; ++block) {
+    const uint32_t place = tile + block * kBlock * 128;
+    uint32_t q[4], k[4];
+    load_matrix_x4(q, place + offsetof(Stage, q));
+    load_matrix_x4(k, place + offsetof(Stage, k));
+    if constexpr (kTail) {  // rows behind the sequence never enter arithmetic
+#pragma unroll
+      for (int r = 0; r < 4; ++r)
+        if (block * kBlock + 8 * (r % 2) + group >= valid) q[r] = k[r] = 0;
+    }
+    store_square_sum(&operands.square_sum[slice][0][block * kBlock], q, lane);
+    store_square_sum(&operands.square_sum[slice][1][block * kBlock], k, lane);
+    uint32_t up_q[4], up_k[4], from_start_q[4], from_start_k[4], down[4], restored[4], seen[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      const int n = r / 2, i = 2 * (r % 2);
+      const float up0 = exp2_approx(x[block][n][i]), up1 = exp2_approx(x[block][n][i + 1]);
+      const float down0 = low_bf16(k[r]) * exp2_approx(-x[block][n][i]);
+      const float down1 = high_bf16(k[r]) * exp2_approx(-x[block][n][i + 1]);
+      const float q0 = low_bf16(q[r]) * up0, q1 = high_bf16(q[r]) * up1;
+      const float k0 = low_bf16(k[r]) * up0, k1 = high_bf16(k[r]) * up1;
+      up_q[r] = pack_bf16(q0, q1);
+      up_k[r] = pack_bf16(k0, k1);
+      down[r] = pack_bf16(down0, down1);
+      restored[r] = pack_bf16(down0 * to_end[block][n][0], down1 * to_end[block][n][1]);
+      if (block == 0) {
+        seen[r] = pack_bf16(down0 * across[n][0], down1 * across[n][1]);
+      } else {
+        from_start_q[r] = pack_bf16(q0 * from_start[n][0], q1 * from_start[n][1]);
+        from_start_k[r] = pack_bf16(k0 * from_start[n][0], k1 * from_start[n][1]);
+      }
+    }
+    store_matrix_x4(place + offsetof(Stage, q), block == 0 ? up_q : from_start_q);
+    store_matrix_x4(place + offsetof(Stage, k), block == 0 ? up_k : from_start_k);
+    store_matrix_x4(place + offsetof(Stage, g), restored);
+    store_matrix_x4(right + 2 * block * kBlock * 128, down);
+    if (block == 0) {
+      store_matrix_x4(right + kBlock * 128, seen);
+    } else {
+      store_matrix_x4(left, up_k);
+      store_matrix_x4(left + kBlock * 128, up_q);
+    }
+  }
 }
 
 }  // namespace flash_kda::cuda::fused
