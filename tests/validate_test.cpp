@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -803,6 +806,42 @@ TEST(Accepted, InterleavedSlicesOfOneBuffer) {
   }
   ASSERT_EQ(call(args), FLASH_KDA_OK) << flash_kda_last_error();
   EXPECT_EQ(bitwise_difference(args.out, separate.tensor("out")), "");
+}
+
+/// out and q anywhere in one buffer: refused exactly where they share an element.
+TEST(Overlap, IsExact) {
+  const Problem problem(kFixed, 3, FLASH_KDA_BACKEND_CPU);
+  std::vector<float> buffer(4096);
+  std::mt19937 random(5);
+  const auto draw = [&](int64_t count) { return static_cast<int64_t>(random() % static_cast<uint32_t>(count)); };
+  const auto elements_of = [&](const flash_kda_tensor& t) {
+    std::set<const void*> elements;
+    for_each_element(t, [&](const int64_t* at, int64_t) {
+      int64_t offset = 0;
+      for (int d = 0; d < t.rank; ++d) offset += at[d] * t.strides[d];
+      elements.insert(static_cast<const float*>(t.data) + offset);
+    });
+    return elements;
+  };
+  int shared = 0, interleaved = 0;
+  for (int trial = 0; trial < 3000; ++trial) {
+    Forward args = problem.forward_args();
+    for (flash_kda_tensor* t : {&args.out, &args.q}) {
+      t->data = buffer.data() + draw(300);
+      // Strides of views of one [2, 6, 2, 16] buffer; those of q every fourth time any at all.
+      const bool nested = t == &args.out || trial % 4 != 0;
+      t->strides[0] = nested ? 192 : draw(200);
+      t->strides[1] = nested ? 32 : draw(60);
+    }
+    const auto out = elements_of(args.out), q = elements_of(args.q);
+    const bool overlap = std::any_of(q.begin(), q.end(), [&](const void* x) { return out.contains(x); });
+    ASSERT_EQ(call(args), overlap ? FLASH_KDA_ERROR_VALUE : FLASH_KDA_OK) << "trial " << trial;
+    const bool ranges_overlap = *out.begin() <= *q.rbegin() && *q.begin() <= *out.rbegin();
+    shared += overlap ? 1 : 0;
+    interleaved += ranges_overlap && !overlap ? 1 : 0;
+  }
+  EXPECT_GT(shared, 300);
+  EXPECT_GT(interleaved, 300);
 }
 
 TEST(Accepted, ExpandedInputs) {

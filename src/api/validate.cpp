@@ -1,7 +1,6 @@
 #include "api/validate.h"
 
 #include <algorithm>
-#include <array>
 #include <cfloat>
 #include <cmath>
 #include <initializer_list>
@@ -142,52 +141,63 @@ void check_data(const Argument& a) {
 
 // ---- Overlap ----
 
-/// The bytes a tensor covers: `count` windows of `span` bytes, `period` bytes apart, from `begin` on.
-struct Footprint {
-  uintptr_t begin = 0, end = 0;  // of all windows together
-  int64_t span = 0;              // bytes from the first to behind the last element of one window
-  int64_t period = 0;            // 0: one window
+/// The addresses from the first to behind the last element of a tensor.
+struct Range {
+  const Argument* argument;
+  uintptr_t begin, end;
 };
 
-/// The window is everything inside one step of the smallest stride that leaves a gap behind it (the token stride of a
-/// slice of a fused projection, the slot stride of a padded pool); every larger stride must be a multiple of it.
-Footprint footprint_of(const Argument& a) {
+Range range_of(const Argument& a) {
   const flash_kda_tensor& t = a.tensor;
-  const int64_t size = size_of(static_cast<flash_kda_dtype>(t.dtype));
-  int64_t all = size;
-  for (int d = 0; d < t.rank; ++d) all += (t.shape[d] - 1) * t.strides[d] * size;
-  Footprint f;
-  f.begin = reinterpret_cast<uintptr_t>(t.data);
-  f.end = f.begin + static_cast<uintptr_t>(all);
-  f.span = all;
-  for (int candidate = 0; candidate < t.rank; ++candidate) {
-    if (t.shape[candidate] <= 1) continue;
-    const int64_t stride = t.strides[candidate] * size;
-    if (stride == 0 || (f.period != 0 && stride >= f.period)) continue;
-    int64_t below = size;
-    bool repeats = true;
-    for (int d = 0; d < t.rank; ++d) {
-      if (t.shape[d] <= 1 || d == candidate) continue;
-      const int64_t other = t.strides[d] * size;
-      if (other < stride)
-        below += (t.shape[d] - 1) * other;
-      else
-        repeats = repeats && other % stride == 0;
-    }
-    if (repeats && below < stride) {
-      f.period = stride;
-      f.span = below;
-    }
-  }
-  return f;
+  int64_t elements = 1;
+  for (int d = 0; d < t.rank; ++d) elements += (t.shape[d] - 1) * t.strides[d];
+  const auto begin = reinterpret_cast<uintptr_t>(t.data);
+  return {&a, begin, begin + static_cast<uintptr_t>(elements * size_of(static_cast<flash_kda_dtype>(t.dtype)))};
 }
 
-bool overlaps(const Footprint& a, const Footprint& b) {
+/// A stride of one of two tensors a and b, or of both, and how often each can take it.
+struct Step {
+  int64_t bytes, a, b;
+};
+
+/// Whether two tensors share a byte. Step by step, largest first, it keeps the distances from an element of a to one of
+/// b that what is left of the steps can still bring together: one or two where strides nest, as those of views of one
+/// buffer do. Where they are too many, the answer is yes.
+bool overlaps(const Range& a, const Range& b) {
   if (a.end <= b.begin || b.end <= a.begin) return false;
-  if (a.period == 0 || a.period != b.period) return true;
-  const auto period = static_cast<uintptr_t>(a.period);
-  const auto offset = static_cast<int64_t>((b.begin % period + period - a.begin % period) % period);
-  return offset < a.span || offset + b.span > a.period;  // b begins inside a's window, or runs into a's next one
+  std::vector<Step> steps;
+  const auto add = [&](const flash_kda_tensor& t, int64_t Step::*count) {
+    for (int d = 0; d < t.rank; ++d) {
+      const int64_t bytes = t.strides[d] * size_of(static_cast<flash_kda_dtype>(t.dtype));
+      if (t.shape[d] <= 1 || bytes == 0) continue;
+      auto same = std::find_if(steps.begin(), steps.end(), [&](const Step& step) { return step.bytes == bytes; });
+      if (same == steps.end()) same = steps.insert(same, {bytes, 0, 0});
+      (*same).*count += t.shape[d] - 1;
+    }
+  };
+  add(a.argument->tensor, &Step::a);
+  add(b.argument->tensor, &Step::b);
+  std::sort(steps.begin(), steps.end(), [](const Step& x, const Step& y) { return x.bytes > y.bytes; });
+
+  constexpr size_t kMost = 4096;
+  auto span_a = static_cast<int64_t>(a.end - a.begin), span_b = static_cast<int64_t>(b.end - b.begin);
+  std::vector<int64_t> distances{static_cast<int64_t>(b.begin - a.begin)}, next;
+  for (const Step& step : steps) {
+    span_a -= step.a * step.bytes;
+    span_b -= step.b * step.bytes;
+    next.clear();
+    for (const int64_t distance : distances) {
+      const int64_t last = std::min(step.b, (span_a - distance) / step.bytes + 1);
+      for (int64_t i = std::max(-step.a, (-span_b - distance) / step.bytes - 1); i <= last; ++i) {
+        const int64_t moved = distance + i * step.bytes;
+        if (moved <= -span_b || moved >= span_a) continue;
+        if (next.size() == kMost) return true;
+        next.push_back(moved);
+      }
+    }
+    distances.swap(next);
+  }
+  return !distances.empty();
 }
 
 /// Elements of an output must be distinct: sorted by stride, every dimension steps over all that is below it.
@@ -221,21 +231,17 @@ bool same_memory(const flash_kda_tensor& a, const flash_kda_tensor& b) {
 /// exactly the same memory.
 void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs,
                    const flash_kda_tensor* initial, const flash_kda_tensor* final) {
-  struct Range {
-    const Argument* argument;
-    Footprint footprint;
-  };
   const auto ranges_of = [](const std::vector<Argument>& arguments) {
     std::vector<Range> ranges;
     for (const Argument& a : arguments)
-      if (a.present() && a.tensor.data != nullptr && a.elements() > 0) ranges.push_back({&a, footprint_of(a)});
+      if (a.present() && a.tensor.data != nullptr && a.elements() > 0) ranges.push_back(range_of(a));
     return ranges;
   };
   const std::vector<Range> in = ranges_of(inputs), out = ranges_of(outputs);
   const auto check_pair = [&](const Range& o, const Range& other) {
     const bool state_pair = &o.argument->tensor == final && &other.argument->tensor == initial;
     if (state_pair && same_memory(*initial, *final)) return;
-    if (overlaps(o.footprint, other.footprint))
+    if (overlaps(o, other))
       fail(FLASH_KDA_ERROR_VALUE, "{}: its memory overlaps {}, accepted is memory of its own{}", o.argument->name,
            other.argument->name, state_pair ? " or exactly the same tensor" : "");
   };
