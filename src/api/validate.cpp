@@ -1,10 +1,12 @@
 #include "api/validate.h"
 
 #include <algorithm>
+#include <array>
 #include <cfloat>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,7 +40,7 @@ std::string text_of_shape(const flash_kda_tensor& t) {
   return fmt::format("[{}]", fmt::join(t.shape, t.shape + std::clamp(t.rank, 0, FLASH_KDA_MAX_RANK), ", "));
 }
 
-std::string text_of_extents(const std::vector<Extent>& extents) {
+std::string text_of_extents(std::initializer_list<Extent> extents) {
   std::vector<std::string> symbols, values;
   bool known = false;
   for (const Extent& e : extents) {
@@ -60,7 +62,7 @@ void check_present(const Argument& a) {
 }
 
 /// Rank 0 means absent. A tensor with data but no rank is a mistake, not an absent one.
-void check_absent(const std::vector<Argument>& arguments) {
+void check_absent(std::span<const Argument> arguments) {
   for (const Argument& a : arguments)
     if (!a.present() && a.tensor.data != nullptr)
       fail(FLASH_KDA_ERROR_VALUE,
@@ -69,12 +71,13 @@ void check_absent(const std::vector<Argument>& arguments) {
 }
 
 /// The shape must be the one of `extents`; a wrong rank, a wrong extent and a negative one are all refused here.
-void check_shape(const Argument& a, const std::vector<Extent>& extents) {
+void check_shape(const Argument& a, std::initializer_list<Extent> extents) {
   check_rank(a);
   bool match = a.tensor.rank == static_cast<int32_t>(extents.size());
-  for (size_t d = 0; match && d < extents.size(); ++d)
-    match = extents[d].value == Extent::kAny ? a.tensor.shape[d] >= 0 && a.tensor.shape[d] < (int64_t{1} << 48)
-                                             : a.tensor.shape[d] == extents[d].value;
+  for (size_t d = 0; match && d < extents.size(); ++d) {
+    const int64_t expected = extents.begin()[d].value, got = a.tensor.shape[d];
+    match = expected == Extent::kAny ? got >= 0 && got < (int64_t{1} << 48) : got == expected;
+  }
   if (!match)
     fail(FLASH_KDA_ERROR_VALUE, "{}: got shape {}, accepted is {}", a.name, text_of_shape(a.tensor),
          text_of_extents(extents));
@@ -203,14 +206,20 @@ bool overlaps(const Range& a, const Range& b) {
 /// Elements of an output must be distinct: sorted by stride, every dimension steps over all that is below it.
 void check_distinct_elements(const Argument& a) {
   const flash_kda_tensor& t = a.tensor;
-  std::vector<std::pair<int64_t, int64_t>> dims;  // stride, extent
+  struct Dimension {
+    int64_t stride, extent;
+  };
+  std::array<Dimension, FLASH_KDA_MAX_RANK> dims;  // sorted
+  size_t count = 0;
   for (int d = 0; d < t.rank; ++d) {
     if (t.shape[d] == 0) return;
-    if (t.shape[d] > 1) dims.emplace_back(t.strides[d], t.shape[d]);
+    if (t.shape[d] == 1) continue;
+    size_t at = count++;
+    for (; at > 0 && dims[at - 1].stride > t.strides[d]; --at) dims[at] = dims[at - 1];
+    dims[at] = {t.strides[d], t.shape[d]};
   }
-  std::sort(dims.begin(), dims.end());
   int64_t below = 1;
-  for (const auto& [stride, extent] : dims) {
+  for (const auto& [stride, extent] : std::span(dims).first(count)) {
     if (stride < below)
       fail(FLASH_KDA_ERROR_VALUE,
            "{}: got strides [{}] for shape {}, accepted are strides without elements that overlap", a.name,
@@ -229,26 +238,23 @@ bool same_memory(const flash_kda_tensor& a, const flash_kda_tensor& b) {
 
 /// No output may share memory with another output or with an input. `initial` and `final` (either may be absent) may be
 /// exactly the same memory.
-void check_overlap(const std::vector<Argument>& inputs, const std::vector<Argument>& outputs,
-                   const flash_kda_tensor* initial, const flash_kda_tensor* final) {
-  const auto ranges_of = [](const std::vector<Argument>& arguments) {
-    std::vector<Range> ranges;
-    for (const Argument& a : arguments)
-      if (a.present() && a.tensor.data != nullptr && a.elements() > 0) ranges.push_back(range_of(a));
-    return ranges;
-  };
-  const std::vector<Range> in = ranges_of(inputs), out = ranges_of(outputs);
-  const auto check_pair = [&](const Range& o, const Range& other) {
-    const bool state_pair = &o.argument->tensor == final && &other.argument->tensor == initial;
+void check_overlap(std::span<const Argument> inputs, std::span<const Argument> outputs, const flash_kda_tensor* initial,
+                   const flash_kda_tensor* final) {
+  const auto has_memory = [](const Argument& a) { return a.present() && a.tensor.data != nullptr && a.elements() > 0; };
+  const auto check_pair = [&](const Range& output, const Argument& other) {
+    if (!has_memory(other)) return;
+    const bool state_pair = &output.argument->tensor == final && &other.tensor == initial;
     if (state_pair && same_memory(*initial, *final)) return;
-    if (overlaps(o, other))
-      fail(FLASH_KDA_ERROR_VALUE, "{}: its memory overlaps {}, accepted is memory of its own{}", o.argument->name,
-           other.argument->name, state_pair ? " or exactly the same tensor" : "");
+    if (overlaps(output, range_of(other)))
+      fail(FLASH_KDA_ERROR_VALUE, "{}: its memory overlaps {}, accepted is memory of its own{}", output.argument->name,
+           other.name, state_pair ? " or exactly the same tensor" : "");
   };
-  for (size_t i = 0; i < out.size(); ++i) {
-    check_distinct_elements(*out[i].argument);
-    for (size_t j = 0; j < i; ++j) check_pair(out[i], out[j]);
-    for (const Range& r : in) check_pair(out[i], r);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    if (!has_memory(outputs[i])) continue;
+    check_distinct_elements(outputs[i]);
+    const Range range = range_of(outputs[i]);
+    for (const Argument& other : outputs.first(i)) check_pair(range, other);
+    for (const Argument& input : inputs) check_pair(range, input);
   }
 }
 
@@ -430,20 +436,21 @@ Params validate_common(const Args& args, Operator op, Purpose purpose) {
   return p;
 }
 
-/// The inputs that both operators have; a state that is read is not among them.
-template <typename Args>
-std::vector<Argument> common_inputs(const Args& args) {
-  return {{"q", args.q},
-          {"k", args.k},
-          {"v", args.v},
-          {"g", args.g},
-          {"beta", args.beta},
-          {"A_log", args.A_log},
-          {"dt_bias", args.dt_bias},
-          {"cu_seqlens", args.cu_seqlens},
-          {"read_index", args.read_index},
-          {"write_index", args.write_index},
-          {"has_initial_state", args.has_initial_state}};
+/// The inputs that both operators have, and `more`; a state that is read is not among the former.
+template <typename Args, typename... More>
+auto inputs_of(const Args& args, const More&... more) {
+  return std::array{Argument{"q", args.q},
+                    Argument{"k", args.k},
+                    Argument{"v", args.v},
+                    Argument{"g", args.g},
+                    Argument{"beta", args.beta},
+                    Argument{"A_log", args.A_log},
+                    Argument{"dt_bias", args.dt_bias},
+                    Argument{"cu_seqlens", args.cu_seqlens},
+                    Argument{"read_index", args.read_index},
+                    Argument{"write_index", args.write_index},
+                    Argument{"has_initial_state", args.has_initial_state},
+                    more...};
 }
 
 /// The checkpoints of host memory: sequences exist, offsets are multiples of kCheckpointStep.
@@ -477,9 +484,8 @@ Params validate(const flash_kda_forward_args& args, Purpose purpose) {
   const Argument read{"read_index", args.read_index}, write{"write_index", args.write_index};
   const Argument points{"checkpoints", args.checkpoints}, states{"checkpoint_state", args.checkpoint_state};
   const Argument point_index{"checkpoint_index", args.checkpoint_index};
-  std::vector<Argument> inputs = common_inputs(args);
-  for (const Argument& a : {initial, points, point_index}) inputs.push_back(a);
-  const std::vector<Argument> outputs{{"out", args.out}, final, states};
+  const std::array inputs = inputs_of(args, initial, points, point_index);
+  const std::array outputs{Argument{"out", args.out}, final, states};
   check_absent(inputs);
   check_absent(outputs);
 
@@ -525,8 +531,8 @@ Params validate(const flash_kda_decode_args& args, Purpose purpose) {
   Params p = validate_common(args, Operator::kDecode, purpose);
   const Argument state{"state", args.state}, read{"read_index", args.read_index},
       write{"write_index", args.write_index};
-  const std::vector<Argument> inputs = common_inputs(args);
-  const std::vector<Argument> outputs{{"out", args.out}, state};
+  const std::array inputs = inputs_of(args);
+  const std::array outputs{Argument{"out", args.out}, state};
   check_absent(inputs);
   check_present(state);
   const Extent n{"N", p.N};
