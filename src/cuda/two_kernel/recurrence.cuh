@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&full[i], 1);
-      ptx::mbarrier_init(&empty[i], math_warps);
+      ptx::mbarrier_init(&empty[i], 32 * math_warps);
     }
     for (int i = 0; i < kOutputBuffers; ++i) {
       ptx::mbarrier_init(&output_full[i], math_warps);
@@ -176,8 +176,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
 
       // O = S Q~^T + U P^T
       multiply_square(O, operand, image_address + Image::Mqk, lane);
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &empty[stage]);
+      ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, &empty[stage]);
 
       const uint32_t packed[4] = {pack_bf16(O[0][0], O[0][1]), pack_bf16(O[0][2], O[0][3]), pack_bf16(O[1][0], O[1][1]),
                                   pack_bf16(O[1][2], O[1][3])};
