@@ -1,7 +1,7 @@
 #include "cuda/two_kernel/prepare.cuh"
 
-#include "cuda/common/check.h"
 #include "cuda/common/kernel_attributes.h"
+#include "cuda/common/launch_kernel.h"
 
 namespace flash_kda::cuda::two_kernel {
 
@@ -9,12 +9,8 @@ template <typename Gate>
 static void launch_for_gate(const Params& params, const InputMaps& maps) {
   constexpr int kBytes = sizeof(PrepareShared<Gate>);
   allow_shared_memory<prepare<Gate>>(params.device, kBytes);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(slot_bound(params) * params.HV));
-  config.blockDim = dim3(kPrepareThreads);
-  config.dynamicSmemBytes = kBytes;
-  config.stream = static_cast<cudaStream_t>(params.stream);
-  check(cudaLaunchKernelEx(&config, prepare<Gate>, params, maps), "launch of two_kernel::prepare");
+  launch_kernel("launch of two_kernel::prepare", prepare<Gate>, slot_bound(params) * params.HV, kPrepareThreads, kBytes,
+                params.stream, params, maps);
 }
 
 void launch_prepare(const Params& params, const InputMaps& maps) {

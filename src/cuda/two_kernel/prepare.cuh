@@ -80,6 +80,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 7)
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const int64_t slot = blockIdx.x / static_cast<unsigned>(p.HV);
   const int head = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.HV));
+  cudaGridDependencySynchronize();  // what came before in the stream is complete: inputs, and readers of the workspace
   const TileTask task = tile_task(p, slot);
   if (task.valid == 0) return;
 

@@ -46,6 +46,8 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
   const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
   const auto block = static_cast<int64_t>(blockIdx.x);
   const int part = static_cast<int>(block % split), head = static_cast<int>(block / split % p.HV);
+  // prepare is complete, and so is what it waited for: workspace, inputs, states, indices.
+  cudaGridDependencySynchronize();
   const int64_t n = sequence_of_rank(p, block / split / p.HV);
   const Sequence sequence = sequence_of(p, n);
   const Slots slots = slots_of(p, n);
@@ -80,8 +82,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) recurrence(const __grid_consta
   }
   __syncthreads();
 
-  if (warp == math_warps) {           // ---- load warp ----
-    cudaGridDependencySynchronize();  // the workspace is complete
+  if (warp == math_warps) {  // ---- load warp ----
     const auto* const images =
         static_cast<const unsigned char*>(p.workspace) + image_offset(first_slot(p, n, sequence.begin), head, p.HV);
     for (int64_t tile = 0; tile < tiles; ++tile) {
