@@ -104,7 +104,9 @@ typedef enum flash_kda_beta {
  * Floating-point inputs are F32, BF16 or F16; q, k and v share one type. The last dimension is contiguous, the others
  * may be strided. The states of sequence n are row n of [N, HV, V, K], or, with an index tensor, slot index[n] of a
  * pool [slots, HV, V, K]. A negative read index (or one >= slots) means a zero state, such a write index "not stored",
- * both "padded row": its outputs are zero and nothing else is touched. */
+ * both "padded row": its outputs are zero and nothing else is touched. A row may read and write the same slot. A slot
+ * that one row reads and another row of the same call writes is a race, which nothing checks: what the reader computes
+ * is undefined. Two rows that write one slot leave parts of either state. */
 typedef struct flash_kda_forward_args {
   size_t struct_size; /* set by flash_kda_forward_args_init */
 
