@@ -104,19 +104,36 @@ Case two_kernel_case() {
 
 TEST(CudaPlan, FusedOnHopper) {
   Case c = cuda_case();
-  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+  c.H = 40;
   const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaFused);
   EXPECT_EQ(plan.chunk, 32);
-  EXPECT_EQ(plan.tasks, 12);
+  EXPECT_EQ(plan.value_split, 2);
+  EXPECT_EQ(plan.tasks, 80);
   EXPECT_EQ(plan.workspace_bytes, 0U);
+  c.batch_invariant = true;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
+  c = cuda_case();
+  c.H = 96;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
+}
+
+TEST(CudaPlan, FewHeadsTakeTwoKernelsUnlessThePathMustNotDependOnTheBatch) {
+  Case c = cuda_case();
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+  c.batch_invariant = true;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaFused);
+  c.batch_invariant = false;
+  c.B = 3;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaFused);
 }
 
 TEST(CudaPlan, TwoKernelWhereFusedCannot) {
+  Case c = cuda_case();
+  c.H = 40;
   Machine blackwell = hopper();
   blackwell.compute_capability = 100;
-  EXPECT_EQ(plan_of(cuda_case(), FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);
-  Case c = cuda_case();
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);
   c.gate_dtype = FLASH_KDA_F32;
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
 }

@@ -16,6 +16,8 @@ namespace {
 
 constexpr uint64_t kSeed = 11;
 
+flash_kda_cuda_path default_path = FLASH_KDA_CUDA_PATH_AUTO;
+
 void require_success(flash_kda_status status) {
   if (status != FLASH_KDA_OK) throw std::runtime_error(flash_kda_last_error());
 }
@@ -29,7 +31,10 @@ Problem changed(const Case& c, flash_kda_backend backend, const Change& change) 
 
 }  // namespace
 
+void set_cuda_path(flash_kda_cuda_path path) { default_path = path; }
+
 Case bf16(Case c) {
+  if (c.cuda_path == FLASH_KDA_CUDA_PATH_AUTO) c.cuda_path = default_path;
   c.qkv = c.gate_dtype = c.beta_dtype = c.out = FLASH_KDA_BF16;
   return c;
 }
@@ -37,6 +42,7 @@ Case bf16(Case c) {
 Case fp32_gate(Case c) {
   c = bf16(c);
   c.gate_dtype = c.beta_dtype = FLASH_KDA_F32;
+  c.cuda_path = FLASH_KDA_CUDA_PATH_AUTO;  // the fused kernel takes g in bfloat16
   return c;
 }
 

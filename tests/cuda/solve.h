@@ -10,6 +10,9 @@ namespace flash_kda::test {
 /// Changes inputs before the call.
 using Change = std::function<void(const Problem&)>;
 
+/// The path of every case that bf16() makes from now on and that leaves it open.
+void set_cuda_path(flash_kda_cuda_path path);
+
 /// bf16 tensors with fp32 states: the kernels' own types.
 Case bf16(Case c);
 /// The same with gate and beta in fp32.

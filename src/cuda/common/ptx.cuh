@@ -114,14 +114,11 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Copy 16 bytes from global to shared memory, or write 16 zero bytes without reading.
-__device__ __forceinline__ void async_copy_16(uint32_t shared, const void* global, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
-               : "memory");
-}
-/// Arrive at `barrier` when all earlier copies of the calling thread have landed. The barrier counts the thread.
-__device__ __forceinline__ void async_copy_arrive(uint64_t* barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+/// Adds 1 to a number in shared memory and returns what it was.
+__device__ __forceinline__ uint32_t fetch_increment(uint32_t* shared) {
+  uint32_t before;
+  asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(shared)) : "memory");
+  return before;
 }
 
 /// Wait until the phase of `parity` has completed. Any number of threads.

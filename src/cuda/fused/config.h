@@ -15,13 +15,19 @@ inline constexpr int kHeadDim = 128;  ///< K and V
 inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 bytes
 inline constexpr int kWarpgroup = 128;
 
-inline constexpr int kStateGroups = 2;    ///< warpgroups that own 64 rows (V) of the state each
-inline constexpr int kPrepareGroups = 2;  ///< warpgroups of three scaling warps and one finishing warp each
-inline constexpr int kFinishers = kPrepareGroups;
-inline constexpr int kThreads = (kStateGroups + kPrepareGroups) * kWarpgroup;
-inline constexpr int kStateRegisters = 168;
-inline constexpr int kPrepareRegisters = 88;
-static_assert(kWarpgroup * (kStateGroups * kStateRegisters + kPrepareGroups * kPrepareRegisters) <= 65536);
+inline constexpr int kThreads = 4 * kWarpgroup;
+
+/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state; the rest prepares.
+struct Roles {
+  int state_groups;
+  constexpr int prepare_registers() const { return state_groups == 2 ? 88 : 112; }
+  static constexpr int state_registers() { return 168; }
+  constexpr bool fits() const {
+    return kWarpgroup * (state_groups * state_registers() + (4 - state_groups) * prepare_registers()) <= 65536;
+  }
+};
+static_assert(Roles{1}.fits() && Roles{2}.fits());
+inline constexpr int kFinishers = 2;  ///< finishing warps: one in each of the first two preparing warpgroups
 
 inline constexpr int kSlice = 16;  ///< channels that a warp scales at a time
 inline constexpr int kSlices = kHeadDim / kSlice;
@@ -74,13 +80,14 @@ struct Triangle {
 inline constexpr int kStages = 4;
 inline constexpr int kOperands = 3;
 
-/// What a CTA works on: one sequence of one value head. It and the sources are kept in shared memory, for registers are
-/// scarce.
+/// What a CTA works on: one sequence of one value head, all of V or half of it. It and the sources are kept in shared
+/// memory, for registers are scarce.
 struct Task {
   Sequence sequence;
   Slots slots;
   int head;        ///< value head
   int query_head;  ///< of q and k
+  int row0;        ///< first row of the state, and first column of v and out, of this CTA
   int chunks;
 
   /// Tokens of `chunk` that belong to the sequence, up to 32.
@@ -104,6 +111,6 @@ struct Shared {
   uint64_t ready[kStages];              ///< prepared for the state
   uint64_t empty[kStages];              ///< used up; one arrival a state warp
 };
-static_assert(sizeof(Shared) <= 227 * 1024);
+static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
 
 }  // namespace flash_kda::cuda::fused

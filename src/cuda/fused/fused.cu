@@ -1,6 +1,8 @@
 // One kernel for a whole call on sm_90a: a CTA walks one sequence of one value head, reads q, k, v, g and beta once,
 // writes out once, and keeps the state in registers. Two warpgroups own the state (state.cuh), the warps of two more
-// prepare chunks ahead of it (prepare.cuh). They meet at the barriers of Shared. docs/fused.md has the picture.
+// prepare chunks ahead of it (prepare.cuh). Where there are more than twice as many multiprocessors as tasks, two CTAs
+// share one: each has half of the state in one warpgroup, prepares everything, and has three warpgroups for that. They
+// meet at the barriers of Shared. docs/fused.md has the picture.
 #include "cuda/common/check.h"
 #include "cuda/common/kernel_attributes.h"
 #include "cuda/common/longest_first.cuh"
@@ -11,16 +13,20 @@
 namespace flash_kda::cuda::fused {
 namespace {
 
+template <int kStateGroups>
 __global__ void __launch_bounds__(kThreads, 1)
     forward(const __grid_constant__ Params p, const __grid_constant__ InputMaps maps) {
   extern __shared__ __align__(1024) unsigned char storage[];
   auto& shared = *reinterpret_cast<Shared*>(storage);
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kWarpgroup;
 
+  constexpr int kSplit = 2 / kStateGroups;  // CTAs that share a task, each with its own part of V
+  const int block = static_cast<int>(blockIdx.x) / kSplit;
   Task task;
-  task.head = static_cast<int>(blockIdx.x % static_cast<unsigned>(p.HV));
+  task.row0 = static_cast<int>(blockIdx.x) % kSplit * kHalf;
+  task.head = block % p.HV;
   task.query_head = task.head / (p.HV / p.H);
-  const int64_t n = sequence_of_rank(p, blockIdx.x / static_cast<unsigned>(p.HV));
+  const int64_t n = sequence_of_rank(p, block / p.HV);
   task.sequence = sequence_of(p, n);
   task.slots = slots_of(p, n);
   task.chunks = static_cast<int>((task.sequence.length + kChunk - 1) / kChunk);
@@ -28,8 +34,9 @@ __global__ void __launch_bounds__(kThreads, 1)
   auto* const out = static_cast<__nv_bfloat16*>(p.out.data) +
                     token_offset(p.out, task.sequence.batch, task.sequence.begin, task.head);
   if (task.slots.padded) {
-    for (int64_t i = thread; i < task.sequence.length * kHeadDim; i += kThreads)
-      out[i / kHeadDim * p.out.stride_token + i % kHeadDim] = __float2bfloat16_rn(0.0f);
+    constexpr int kRows = kStateGroups * kHalf;
+    for (int64_t i = thread; i < task.sequence.length * kRows; i += kThreads)
+      out[i / kRows * p.out.stride_token + task.row0 + i % kRows] = __float2bfloat16_rn(0.0f);
     return;
   }
 
@@ -55,13 +62,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   const int warp = thread % kWarpgroup / 32, lane = thread % 32;
   if (warpgroup < kStateGroups) {
-    take_registers<kStateRegisters>();
-    walk_sequence(p, maps, shared.task, shared, warpgroup, warp, lane);
+    take_registers<Roles::state_registers()>();
+    walk_sequence<kStateGroups>(p, maps, shared.task, shared, warpgroup, warp, lane);
   } else {
-    give_registers<kPrepareRegisters>();
+    give_registers<Roles{kStateGroups}.prepare_registers()>();
     // Warps w and w + 4 share a scheduler: the finishing warps are on two of them.
     const int group = warpgroup - kStateGroups;
-    if (warp == 3 - group)
+    if (group < kFinishers && warp == 3 - group)
       finish_chunks(p, shared.task, shared, group, lane);
     else
       scale_slices(p, shared.task, shared, lane);
@@ -70,15 +77,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-void launch_forward(const Params& params, const Plan& plan, const InputMaps& maps) {
+template <int kStateGroups>
+static void launch_for(const Params& params, const Plan& plan, const InputMaps& maps) {
   constexpr int kBytes = sizeof(Shared);
-  allow_shared_memory<forward>(params.device, kBytes);
+  allow_shared_memory<forward<kStateGroups>>(params.device, kBytes);
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(plan.tasks));
   config.blockDim = dim3(kThreads);
   config.dynamicSmemBytes = kBytes;
   config.stream = static_cast<cudaStream_t>(params.stream);
-  check(cudaLaunchKernelEx(&config, forward, params, maps), "launch of fused::forward");
+  check(cudaLaunchKernelEx(&config, forward<kStateGroups>, params, maps), "launch of fused::forward");
+}
+
+void launch_forward(const Params& params, const Plan& plan, const InputMaps& maps) {
+  if (plan.value_split == 2)
+    launch_for<1>(params, plan, maps);
+  else
+    launch_for<2>(params, plan, maps);
 }
 
 }  // namespace flash_kda::cuda::fused

@@ -18,7 +18,7 @@ __device__ __forceinline__ void scale_slices(const Params& p, const Task& task, 
   const GateConstants gate = gate_constants(p, task.head);
   RunningSum running_sum;
   running_sum_operands(running_sum, lane);
-  const auto take = [&] { return lane == 0 ? atomicAdd(&shared.next_slice, 1u) : 0; };
+  const auto take = [&] { return lane == 0 ? fetch_increment(&shared.next_slice) : 0; };
   uint32_t next = take();
 #pragma unroll 1
   while (true) {

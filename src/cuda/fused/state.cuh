@@ -22,9 +22,10 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float* c) {
   for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
 }
 
+template <int kStateGroups>
 __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& maps, const Task& task, Shared& shared,
                                               int group, int warp, int lane) {
-  const int row0 = group * kHalf, member = lane % 4;
+  const int row0 = task.row0 + group * kHalf, member = lane % 4;
   StateFragment fragment = {};
   if (task.slots.read >= 0) load_state(fragment, p.initial_state, task.slots.read, task.head, row0 + 16 * warp, lane);
   float S[2][32];  // columns (K) 0 ... 63 and 64 ... 127
@@ -43,7 +44,8 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& 
   // The first thread loads: a chunk takes the stage of the one kStages before it.
   const bool loads = group == 0 && warp == 0 && lane == 0;
   if (loads)
-    for (int chunk = 0; chunk < kStages && chunk < task.chunks; ++chunk) load_chunk(maps, task, shared, chunk);
+    for (int chunk = 0; chunk < kStages && chunk < task.chunks; ++chunk)
+      load_chunk<kStateGroups>(maps, task, shared, chunk);
 
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     Stage& stage = shared.stage[chunk % kStages];
@@ -60,11 +62,6 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& 
 #pragma unroll
     for (int i = 0; i < 8; ++i) multiply_n32(O, operand[i], q.at(i / 4 * kHalfBytes + i % 4 * 32), i > 0);
     wgmma_commit();
-    if (const int next = chunk - 1 + kStages; loads && chunk > 0 && next < task.chunks) {
-      wait_barrier(&shared.empty[next % kStages], static_cast<uint32_t>(next / kStages - 1) & 1);
-      load_chunk(maps, task, shared, next);
-    }
-    __syncwarp();
     uint32_t v[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -165,6 +162,11 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const InputMaps& 
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       if (token + 16 * i < valid) *reinterpret_cast<uint4*>(target + 16 * i * p.out.stride_token) = piece[i];
+    if (const int next = chunk + kStages; loads && next < task.chunks) {
+      wait_barrier(&shared.empty[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+      load_chunk<kStateGroups>(maps, task, shared, next);
+    }
+    __syncwarp();
   }
 #pragma unroll
   for (int j = 0; j < 16; ++j)
