@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Accuracy and speed of the CUDA backend beside its peers, in one run on one GPU.
 
-    python bench/gpu_record.py FOLDER --path PATH [--published DIR]
+    python bench/gpu_record.py FOLDER [--published DIR] [--no-fla]
 
 writes FOLDER/accuracy/peers.json and FOLDER/benchmarks/peers.json for tools/record.py. Needs torch and this package; fla's
 Triton kernel where flash-linear-attention is importable; and, with --published, the published package of the same module
@@ -48,6 +48,7 @@ BENCHMARKS = [
     (12, "fixed2048", "random"),
     (12, "fixed65536", "random"),
 ]
+PATHS = ["two_kernel", "fused"]
 FAMILY_OF_GATE = {"random": "F1", "slow": "F3", "mixed": "F5"}
 FAMILIES = [f"F{i}" for i in range(1, 9)]
 
@@ -101,8 +102,21 @@ def recurrence(x: dict[str, torch.Tensor], state: torch.Tensor) -> tuple[torch.T
 Call = Callable[[dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 
 
-def this_package() -> Call:
-    """Also the published package: the drop-in has one interface."""
+def this_package(path: str) -> Call:
+    import flash_kda
+
+    def call(x: dict[str, torch.Tensor], state: torch.Tensor, cu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        out, final = torch.empty_like(x["v"]), torch.empty_like(state)
+        flash_kda.forward(
+            x["q"], x["k"], x["v"], x["g"], x["beta"], A_log=x["A_log"], dt_bias=x["dt_bias"], lower_bound=LOWER_BOUND,
+            initial_state=state, final_state=final, cu_seqlens=cu, out=out, backend=f"cuda/{path}",
+        )  # fmt: skip
+        return out, final
+
+    return call
+
+
+def published_package() -> Call:
     import flash_kda
 
     def call(x: dict[str, torch.Tensor], state: torch.Tensor, cu: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +168,7 @@ def relative(x: torch.Tensor, reference: torch.Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def accuracy(path: str, calls: dict[str, Call], seeds: int) -> list[dict[str, Any]]:
+def accuracy(calls: dict[str, Call], seeds: int) -> list[dict[str, Any]]:
     rows = []
     for name in FAMILIES:
         sums: dict[str, list[float]] = {peer: [0.0, 0.0] for peer in calls}
@@ -167,13 +181,13 @@ def accuracy(path: str, calls: dict[str, Call], seeds: int) -> list[dict[str, An
                 got_out, got_final = call(x, state, None)
                 sums[peer][0] += relative(got_out[0], out) / seeds
                 sums[peer][1] += relative(got_final[0], final) / seeds
-        row: dict[str, Any] = {"name": f"forward/{name}", "path": path}
-        row["output"], row["state"] = sums["flash_kda"]
-        for peer, (output, final_error) in sums.items():
-            if peer != "flash_kda":
-                row[f"{peer}_output"], row[f"{peer}_state"] = output, final_error
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+        for path in PATHS:
+            row: dict[str, Any] = {"name": f"forward/{name}", "path": path}
+            row["output"], row["state"] = sums[path]
+            for peer in calls.keys() - set(PATHS):
+                row[f"{peer}_output"], row[f"{peer}_state"] = sums[peer]
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     return rows
 
 
@@ -220,26 +234,28 @@ def copy_call(size: int) -> Callable[[], Any]:
     return lambda: target.copy_(source)
 
 
-def benchmark(path: str, calls: dict[str, Call], published: dict[str, float], write: Callable[[list[Any]], None]) -> None:
+def benchmark(calls: dict[str, Call], published: dict[str, float], write: Callable[[list[Any]], None]) -> None:
     """Writes after every row: a run that is cut short keeps what it measured."""
     rows: list[dict[str, Any]] = []
     for name, x, state, cu, size in problems():
-        row: dict[str, Any] = {"name": name, "path": path}
-        row["ms"] = time_ms(lambda: calls["flash_kda"](x, state, cu))
-        row["graph_ms"] = graph_ms(lambda: calls["flash_kda"](x, state, cu))
-        row["floor_ms"] = time_ms(copy_call(size))
-        row["peers_ms"] = {peer: time_ms(lambda: call(x, state, cu), 10, 3) for peer, call in calls.items() if peer != "flash_kda"}
+        floor_ms = time_ms(copy_call(size))
+        peers_ms = {peer: time_ms(lambda: calls[peer](x, state, cu), 10, 3) for peer in calls.keys() - set(PATHS)}
         if name in published:
-            row["peers_ms"]["published"] = published[name]
-        rows.append(row)
-        print(json.dumps(row), flush=True)
+            peers_ms["published"] = published[name]
+        for path in PATHS:
+            row: dict[str, Any] = {"name": name, "path": path}
+            row["ms"] = time_ms(lambda: calls[path](x, state, cu))
+            row["graph_ms"] = graph_ms(lambda: calls[path](x, state, cu))
+            row["floor_ms"], row["peers_ms"] = floor_ms, peers_ms
+            rows.append(row)
+            print(json.dumps(row), flush=True)
         write(rows)
 
 
 def published_times(folder: str) -> dict[str, float]:
     """This script in a process whose flash_kda is the one in `folder`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(Path(__file__).resolve()), "--as-published", "--path", "published"]
+    command = [sys.executable, str(Path(__file__).resolve()), "--as-published"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         print(f"the published package failed and is left out:\n{done.stderr}", file=sys.stderr)
@@ -248,7 +264,7 @@ def published_times(folder: str) -> dict[str, float]:
 
 
 def run_as_published() -> None:
-    call = this_package()
+    call = published_package()
     print(json.dumps({name: time_ms(lambda: call(x, state, cu), 10, 3) for name, x, state, cu, _ in problems()}))
 
 
@@ -257,7 +273,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--published", metavar="DIR", help="where the published package of the same module name is installed")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--path", required=True, help="the path that the calls take, as `flashkda info` names it")
+    parser.add_argument("--no-fla", action="store_true", help="leave fla out, whose kernels take minutes to compile")
     parser.add_argument("--as-published", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_published:
@@ -266,8 +282,8 @@ def main() -> None:
     if options.folder is None:
         parser.error("FOLDER: required")
 
-    calls = {"flash_kda": this_package()}
-    fla = fla_triton()
+    calls = {path: this_package(path) for path in PATHS}
+    fla = None if options.no_fla else fla_triton()
     if fla is not None:
         assert_independent(fla)
         calls["fla"] = fla
@@ -277,11 +293,11 @@ def main() -> None:
         target.mkdir(parents=True, exist_ok=True)
         (target / "peers.json").write_text(json.dumps(content, indent=1))
 
-    write("accuracy", {"accuracy": accuracy(options.path, calls, options.seeds)})
+    write("accuracy", {"accuracy": accuracy(calls, options.seeds)})
     published = published_times(options.published) if options.published else {}
     size = 1 << 32
     copy_tb_s = size / time_ms(copy_call(size)) * 1e-9
-    benchmark(options.path, calls, published, lambda rows: write("benchmarks", {"copy_tb_s": copy_tb_s, "benchmarks": rows}))
+    benchmark(calls, published, lambda rows: write("benchmarks", {"copy_tb_s": copy_tb_s, "benchmarks": rows}))
 
 
 if __name__ == "__main__":

@@ -194,7 +194,8 @@ def forward(
         check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always
             checks.
         num_threads: Of the CPU backend; 0 uses what OpenMP would.
-        backend: None chooses by where the tensors are; "cpu", "cuda", or "reference" (fp64, slow, for checking; host
+        backend: None chooses by where the tensors are; "cpu", "cuda" ("cuda/two_kernel" or "cuda/fused" fix the
+            kernels, which the shape chooses otherwise), or "reference" (fp64, slow, for checking; host
             memory).
         stream: A cudaStream_t as an integer; None is the current stream of q's framework.
         workspace: One-dimensional GPU memory for the call; None allocates through q's framework.

@@ -73,8 +73,14 @@ constexpr Choice kGates[] = {
 constexpr Choice kBetaForms[] = {{"logits", FLASH_KDA_BETA_LOGITS},
                                  {"probabilities", FLASH_KDA_BETA_PROBABILITIES},
                                  {"twice_sigmoid", FLASH_KDA_BETA_TWICE_SIGMOID}};
+/// A backend, and in the higher bits a flash_kda_cuda_path.
+constexpr int kPathShift = 8;
 constexpr Choice kBackends[] = {
-    {"cpu", FLASH_KDA_BACKEND_CPU}, {"cuda", FLASH_KDA_BACKEND_CUDA}, {"reference", FLASH_KDA_BACKEND_REFERENCE}};
+    {"cpu", FLASH_KDA_BACKEND_CPU},
+    {"cuda", FLASH_KDA_BACKEND_CUDA},
+    {"cuda/two_kernel", FLASH_KDA_BACKEND_CUDA | FLASH_KDA_CUDA_PATH_TWO_KERNEL << kPathShift},
+    {"cuda/fused", FLASH_KDA_BACKEND_CUDA | FLASH_KDA_CUDA_PATH_FUSED << kPathShift},
+    {"reference", FLASH_KDA_BACKEND_REFERENCE}};
 
 int32_t choice_option(const char* name, nb::handle value, std::span<const Choice> choices) {
   const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
@@ -164,14 +170,16 @@ void check_device(const char* name, dlpack::Device device, dlpack::Device first)
   fail(FLASH_KDA_ERROR_DEVICE, "{}: on {}, accepted is the device of q, {}", name, name_of(device), name_of(first));
 }
 
-/// The backend that serves memory of `device`; "cpu" and "reference" share host memory.
-int32_t backend_of(dlpack::Device device, nb::handle wanted) {
+/// The backend that serves memory of `device`, and the path on it; "cpu" and "reference" share host memory.
+template <typename Args>
+void choose_backend(Args& args, dlpack::Device device, nb::handle wanted) {
   const bool host = is_host(device);
-  if (wanted.is_none()) return host ? FLASH_KDA_BACKEND_CPU : FLASH_KDA_BACKEND_CUDA;
-  const int32_t backend = choice_option("backend", wanted, kBackends);
-  if ((backend == FLASH_KDA_BACKEND_CUDA) == host)
+  const int32_t choice = wanted.is_none() ? (host ? FLASH_KDA_BACKEND_CPU : FLASH_KDA_BACKEND_CUDA)
+                                          : choice_option("backend", wanted, kBackends);
+  args.backend = choice & ((1 << kPathShift) - 1);
+  if constexpr (requires { args.cuda_path; }) args.cuda_path = choice >> kPathShift;
+  if ((args.backend == FLASH_KDA_BACKEND_CUDA) == host)
     fail(FLASH_KDA_ERROR_DEVICE, "backend: got {} for tensors on {}", nb::repr(wanted).c_str(), name_of(device));
-  return backend;
 }
 
 /// Device memory of the call: the caller's, or what the framework of q allocates. The result keeps it until the launch
@@ -246,7 +254,7 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
     args.*member = to_flash_kda(name, view);
     owners[i] = std::move(view.owner);
   }
-  args.backend = backend_of(device, backend);
+  choose_backend(args, device, backend);
   args.device = is_host(device) ? 0 : device.id;
   args.stream = call.stream.value_or(nullptr);
   const nb::object workspace_owner = attach_workspace<Operator>(args, workspace, tensors[0], call, device);
