@@ -46,10 +46,11 @@ void require_aligned(const char* name, const StateTensor& x, const Params& p) {
 
 /// The call is one that the two-kernel path computes; otherwise the refusal names what it is not.
 void require_supported(const Params& p) {
-  const auto require = [](bool supported, const char* argument, const auto& got, const char* accepted) {
+  // `got` is a format of `value`, which only a refusal pays for.
+  const auto require = [](bool supported, const char* argument, const char* got, int64_t value, const char* accepted) {
     if (!supported)
       fail(FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted by the CUDA kernels is {} (the CPU backend takes everything)",
-           argument, got, accepted);
+           argument, fmt::format(fmt::runtime(got), value), accepted);
   };
   const auto require_type = [](std::initializer_list<flash_kda_dtype> types, const char* argument, flash_kda_dtype got,
                                const char* accepted) {
@@ -58,17 +59,17 @@ void require_supported(const Params& p) {
            "{}: got dtype {}, accepted by the CUDA kernels is {} (the CPU backend takes everything)", argument,
            name_of_dtype(got), accepted);
   };
-  require(p.op == Operator::kForward, "operator", "decode", "forward");
-  require(p.K == two_kernel::kHeadDim, "q", fmt::format("K = {}", p.K), "K = 128");
-  require(p.V == two_kernel::kHeadDim, "v", fmt::format("V = {}", p.V), "V = 128");
-  require(p.gate == FLASH_KDA_GATE_BOUNDED, "gate", p.gate == FLASH_KDA_GATE_SOFTPLUS ? "2 (softplus)" : "3 (log)",
-          "1 (bounded)");
-  require(p.M == 0, "checkpoints", fmt::format("{} of them", p.M), "none");
+  require(p.op == Operator::kForward, "operator", "decode", 0, "forward");
+  require(p.K == two_kernel::kHeadDim, "q", "K = {}", p.K, "K = 128");
+  require(p.V == two_kernel::kHeadDim, "v", "V = {}", p.V, "V = 128");
+  require(p.gate == FLASH_KDA_GATE_BOUNDED, "gate", p.gate == FLASH_KDA_GATE_SOFTPLUS ? "{} (softplus)" : "{} (log)",
+          p.gate, "1 (bounded)");
+  require(p.M == 0, "checkpoints", "{} of them", p.M, "none");
   require_type({FLASH_KDA_BF16}, "q", p.q.dtype, "bfloat16");
   require_type({FLASH_KDA_BF16}, "out", p.out.dtype, "bfloat16");
   require_type({FLASH_KDA_BF16, FLASH_KDA_F32}, "g", p.g.dtype, "bfloat16 or float32");
   require_type({FLASH_KDA_BF16, FLASH_KDA_F32}, "beta", p.beta.dtype, "bfloat16 or float32");
-  require(p.T <= std::numeric_limits<int32_t>::max(), "q", fmt::format("T = {}", p.T), "T below 2^31");
+  require(p.T <= std::numeric_limits<int32_t>::max(), "q", "T = {}", p.T, "T below 2^31");
   require_aligned("q", p.q, p, p.H);
   require_aligned("k", p.k, p, p.H);
   require_aligned("v", p.v, p, p.HV);
