@@ -2,9 +2,10 @@
 """Write README.md's tables from the verification records, between `<!-- table: NAME -->` and `<!-- /table -->`, and the pictures
 that it shows (figures.py).
 
-NAME is devices, accuracy, benchmarks or figures. With --check nothing is written, and what differs is an error.
+NAME is devices, accuracy, benchmarks, host or figures. With --check nothing is written, and what differs is an error.
 """
 import argparse
+import math
 import re
 import sys
 
@@ -14,6 +15,9 @@ import records
 README = records.ROOT / "README.md"
 BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
 EMPTY = "no record yet\n"
+MISSING = "–"
+ERRORS = ("output", "state")
+HOST = "host/"  # begins the names of the rows about the host's cost of a call
 
 
 def table(header, rows):
@@ -32,28 +36,82 @@ def devices(all_records):
                           for r in all_records])
 
 
-def figure(value):
-    return "" if value is None else f"{value:.1e}"
+def paths_of(rows):
+    return records.known_first(records.PATHS, (row["path"] for row in rows))
+
+
+def error(value):
+    return MISSING if value is None else f"{value:.1e}"
 
 
 def accuracy(all_records):
-    header = ["GPU", "case", "path", "output", "state", "fla output", "fla state"]
-    keys = ("output", "state", "fla_output", "fla_state")
-    return table(header, [[r["device"], row["name"], row["path"], *(figure(row.get(key)) for key in keys)]
-                          for r in all_records for row in r["accuracy"]])
+    """A line a case: the errors of each path, then those of fla on the same inputs."""
+    paths = paths_of(row for r in all_records for row in r["accuracy"])
+    header = ["GPU", "case", *(f"{name} {key}" for name in (*map(records.title, paths), "fla") for key in ERRORS)]
+
+    def errors(by_path):
+        fla = {key: row[f"fla_{key}"] for row in by_path.values() for key in ERRORS if f"fla_{key}" in row}
+        return [error(row.get(key)) for row in (*(by_path.get(path, {}) for path in paths), fla) for key in ERRORS]
+
+    return table(header, [[r["device"], name, *errors(by_path)]
+                          for r in all_records for name, by_path in records.by_name(r["accuracy"]).items()])
+
+
+def device_rows(record):
+    return [row for row in record["benchmarks"] if not row["name"].startswith(HOST)]
+
+
+def host_rows(record):
+    return [row for row in record["benchmarks"] if row["name"].startswith(HOST)]
+
+
+def milliseconds(ms):
+    """Three digits, zeros included."""
+    return f"{ms:.{max(0, 2 - math.floor(math.log10(ms)))}f}"
+
+
+def ratio(ms, reference_ms):
+    return f"{ms / reference_ms:.2f}×" if reference_ms else MISSING
 
 
 def benchmarks(all_records):
-    def peers(row):
-        return ", ".join(f"{name} {ms / row['ms']:.2f}×" for name, ms in sorted(row["peers_ms"].items()))
+    """A line a case: the time of each path and its ratio to the floor, the floor, the time of each peer and its ratio to each
+    path's."""
+    rows = [row for r in all_records for row in device_rows(r)]
+    paths = paths_of(rows)
+    peers = records.known_first(records.PEERS, (peer for row in rows for peer in row.get("peers_ms", {})))
 
-    header = ["GPU", "case", "path", "ms", "time / floor", "peers' time / ours"]
-    return table(header, [[r["device"], row["name"], row["path"], f"{row['ms']:.4g}",
-                           f"{row['ms'] / row['floor_ms']:.2f}" if row["floor_ms"] else "–", peers(row)]
-                          for r in all_records for row in r["benchmarks"]])
+    def path_cell(row):
+        return f"{milliseconds(row['ms'])} ({ratio(row['ms'], row.get('floor_ms'))})" if row else MISSING
+
+    def peer_cell(ms, by_path):
+        ratios = ", ".join(ratio(ms, by_path[path]["ms"]) if path in by_path else MISSING for path in paths)
+        return f"{milliseconds(ms)} ({ratios})"
+
+    def cells(by_path):
+        floors = [row["floor_ms"] for row in by_path.values() if row.get("floor_ms")]
+        peers_ms = {peer: ms for row in by_path.values() for peer, ms in row.get("peers_ms", {}).items()}
+        return [*(path_cell(by_path.get(path)) for path in paths), milliseconds(floors[0]) if floors else MISSING,
+                *(peer_cell(peers_ms[peer], by_path) if peer in peers_ms else MISSING for peer in peers)]
+
+    return table(["GPU", "case", *map(records.title, paths), "floor", *peers],
+                 [[r["device"], name, *cells(by_path)]
+                  for r in all_records for name, by_path in records.by_name(device_rows(r)).items()])
 
 
-TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks, "figures": figures.markdown}
+def host(all_records):
+    """A line a language: what a call on each path costs the host."""
+    paths = paths_of(row for r in all_records for row in host_rows(r))
+
+    def cell(row):
+        return f"{row['ms'] * 1e3:.1f}" if row else MISSING
+
+    return table(["GPU", "call from", *map(records.title, paths)],
+                 [[r["device"], name.removeprefix(HOST), *(cell(by_path.get(path)) for path in paths)]
+                  for r in all_records for name, by_path in records.by_name(host_rows(r)).items()])
+
+
+TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks, "host": host, "figures": figures.markdown}
 
 
 def render(text, all_records):

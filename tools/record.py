@@ -25,6 +25,7 @@ import test_reports
 
 ACCURACY_KEYS = {"name", "path", "output", "state"}
 BENCHMARK_KEYS = {"name", "path", "ms", "floor_ms"}
+SHARED_KEYS = {"fla_output", "fla_state", "floor_ms", "peers_ms"}
 
 
 class RecordError(Exception):
@@ -59,15 +60,26 @@ def sanitizer_findings(log):
     return sum(int(errors or hazards) for errors, hazards in summaries)
 
 
+def shared(row):
+    """What is not the path's own: the same in all rows of a name, which come from one run, and shown once by tables."""
+    return {key: value for key, value in row.items() if key in SHARED_KEYS}
+
+
 def rows_of(folder, section, required):
-    """All rows of `section` in the folder's files, each checked for the keys that readers rely on, names unique per path."""
+    """All rows of `section` in the folder's files, each checked for the keys that readers rely on, a row for each path of a
+    name."""
     rows = []
     for path in files_of(folder / section, "*.json"):
         for row in read_json(path).get(section, []):
             if missing := required - row.keys():
                 raise RecordError(f"{path}: row {row.get('name')} lacks {', '.join(sorted(missing))}")
-            if any((row["name"], row["path"]) == (other["name"], other["path"]) for other in rows):
-                raise RecordError(f"{path}: row {row['name']} on path {row['path']} is there twice")
+            row["path"] = row["path"].removeprefix("cuda/")  # `flashkda bench` names the backend too
+            for other in (other for other in rows if other["name"] == row["name"]):
+                if other["path"] == row["path"]:
+                    raise RecordError(f"{path}: row {row['name']} on path {row['path']} is there twice")
+                if shared(other) != shared(row):
+                    raise RecordError(f"{path}: row {row['name']} has {shared(row)} on path {row['path']}, "
+                                      f"{shared(other)} on path {other['path']}; accepted are paths of one run")
             rows.append(row)
     if not rows:
         raise RecordError(f"{folder / section}: no rows")

@@ -145,6 +145,19 @@ class TestRecord(Folder):
         self.write("accuracy/b.json", {"accuracy": [self.row]})
         self.refused("twice")
 
+    def test_a_row_for_each_path(self):
+        other = {**self.benchmark, "path": "cuda/two_kernel", "ms": 0.9}  # the name that `flashkda bench` gives it
+        self.write("benchmarks/c.json", {"benchmarks": [other]})
+        self.assertEqual(record.merge(self.root, "d1")["benchmarks"], [self.benchmark, {**other, "path": "two_kernel"}])
+        self.write("benchmarks/d.json", {"benchmarks": [{**other, "path": "two_kernel"}]})
+        self.refused("on path two_kernel is there twice")
+
+    def test_paths_of_different_runs(self):
+        for change in ({"floor_ms": 0.25}, {"peers_ms": {}}):
+            with self.subTest(change):
+                self.write("benchmarks/c.json", {"benchmarks": [{**self.benchmark, "path": "two_kernel", **change}]})
+                self.refused("on path two_kernel, .* on path fused; accepted are paths of one run")
+
     def test_copy_speed_twice(self):
         self.write("benchmarks/c.json", {"copy_tb_s": 4.2, "benchmarks": []})
         self.refused("copy_tb_s is in 2 files")
@@ -158,26 +171,66 @@ class TestRecordCheck(unittest.TestCase):
         self.assertFalse(record_check.verdict({"source_digest": "old", "unverified": ""}, "d")[0])
 
 
+def benchmark(name, path, ms, floor_ms=0.24, **peers_ms):
+    return {"name": name, "path": path, "ms": ms, "floor_ms": floor_ms, "peers_ms": peers_ms}
+
+
 class TestReadmeTables(unittest.TestCase):
     TEXT = "# A\n<!-- table: benchmarks -->\nstale\n<!-- /table -->\nend\n"
-    RECORD = {"device": "NVIDIA H200", "cuda": "13.0", "driver": "580.1", "date": "2026-12-01",
-              "tests": {"passed": 9, "failed": 0, "skipped": 1}, "sanitizer": {"memcheck": 0, "racecheck": 0},
-              "accuracy": [{"name": "forward/F1", "path": "fused", "output": 4e-3, "state": 2.8e-3, "fla_output": 4.1e-3}],
-              "benchmarks": [{"name": "forward/H96/fixed8192/random", "path": "fused", "ms": 0.3, "floor_ms": 0.24, "peers_ms": {"fla": 2.61}}]}
+    NAME = "forward/H96/fixed8192/random"
+    RECORD = {
+        "device": "NVIDIA H200", "cuda": "13.0", "driver": "580.1", "date": "2026-12-01",
+        "tests": {"passed": 9, "failed": 0, "skipped": 1}, "sanitizer": {"memcheck": 0, "racecheck": 0},
+        "accuracy": [{"name": "forward/F1", "path": "two_kernel", "output": 5e-3, "state": 3e-3, "fla_output": 4.1e-3},
+                     {"name": "forward/F1", "path": "fused", "output": 4e-3, "state": 2.8e-3, "fla_output": 4.1e-3}],
+        "benchmarks": [benchmark(NAME, "two_kernel", 0.9, fla=2.7, published=1.4), benchmark(NAME, "fused", 0.3, fla=2.7, published=1.4),
+                       benchmark("host/python", "two_kernel", 0.011, 0.0), benchmark("host/python", "fused", 0.0082, 0.0)],
+    }
+
+    def record_with(self, **sections):
+        return {**self.RECORD, **sections}
 
     def test_no_record(self):
         self.assertEqual(readme_tables.render(self.TEXT, []), "# A\n<!-- table: benchmarks -->\nno record yet\n<!-- /table -->\nend\n")
 
-    def test_rows(self):
+    def test_a_case_is_one_line_with_both_paths(self):
         text = readme_tables.render(self.TEXT, [self.RECORD])
-        self.assertIn("| NVIDIA H200 | forward/H96/fixed8192/random | fused | 0.3 | 1.25 | fla 8.70× |\n", text)
+        self.assertIn("| GPU | case | fused | two kernels | floor | fla | published |\n", text)
+        self.assertIn(f"| NVIDIA H200 | {self.NAME} | 0.300 (1.25×) | 0.900 (3.75×) | 0.240 | 2.70 (9.00×, 3.00×) | 1.40 (4.67×, 1.56×) |\n",
+                      text)
+        self.assertNotIn("host/", text)
         self.assertEqual(readme_tables.render(text, [self.RECORD]), text)
 
-    def test_accuracy_without_a_peer_figure(self):
-        self.assertIn("| 4.0e-03 | 2.8e-03 | 4.1e-03 |  |", readme_tables.accuracy([self.RECORD]))
+    def test_what_was_not_measured_is_missing(self):
+        row = {"name": self.NAME, "path": "two_kernel", "ms": 12.34, "floor_ms": 0.0}
+        self.assertIn(f"| {self.NAME} | – | 12.3 (–) | – | – | – |\n", readme_tables.benchmarks([self.record_with(benchmarks=[row])]))
+        row = benchmark(self.NAME, "two_kernel", 0.5, published=1.0)
+        self.assertIn(f"| {self.NAME} | – | 0.500 (2.08×) | 0.240 | – | 1.00 (–, 2.00×) |\n",
+                      readme_tables.benchmarks([self.record_with(benchmarks=[row])]))
+
+    def test_a_path_and_a_peer_that_are_new_get_columns(self):
+        text = readme_tables.benchmarks([self.record_with(benchmarks=[benchmark("decode/H12/B64/fp32", "step", 0.02, new=0.04)])])
+        self.assertIn("| fused | two kernels | step | floor | fla | published | new |\n", text)
+        self.assertIn("| – | – | 0.0200 (0.08×) | 0.240 | – | – | 0.0400 (–, –, 2.00×) |\n", text)
+
+    def test_host(self):
+        self.assertEqual(readme_tables.host([self.RECORD]), "| GPU | call from | fused | two kernels |\n| --- | --- | --- | --- |\n"
+                                                            "| NVIDIA H200 | python | 8.2 | 11.0 |\n")
+        one = self.record_with(benchmarks=[benchmark("host/cpp", "two_kernel", 0.0061, 0.0)])
+        self.assertIn("| cpp | – | 6.1 |\n", readme_tables.host([one]))
+        self.assertEqual(readme_tables.host([self.record_with(benchmarks=[])]).count("\n"), 2)
+
+    def test_accuracy(self):
+        text = readme_tables.accuracy([self.RECORD])
+        self.assertIn("| fused output | fused state | two kernels output | two kernels state | fla output | fla state |\n", text)
+        self.assertIn("| forward/F1 | 4.0e-03 | 2.8e-03 | 5.0e-03 | 3.0e-03 | 4.1e-03 | – |\n", text)
+
+    def test_accuracy_of_one_path_without_peers(self):
+        row = {"name": "forward/F1", "path": "two_kernel", "output": 5e-3, "state": 3e-3}
+        self.assertIn("| forward/F1 | – | – | 5.0e-03 | 3.0e-03 | – | – |\n", readme_tables.accuracy([self.record_with(accuracy=[row])]))
 
     def test_unverified_shows(self):
-        self.assertIn("unverified: moved", readme_tables.devices([{**self.RECORD, "unverified": "moved"}]))
+        self.assertIn("unverified: moved", readme_tables.devices([self.record_with(unverified="moved")]))
 
     def test_unknown_table(self):
         with self.assertRaisesRegex(ValueError, "accepted is"):
@@ -189,24 +242,47 @@ class TestReadmeTables(unittest.TestCase):
 
 
 class TestFigures(unittest.TestCase):
-    def record(self):
-        rows = [{"name": f"forward/H{H}/fixed{T}/random", "path": "fused", "ms": T * 1e-4, "floor_ms": T * 5e-5, "peers_ms": {"fla <x>": T * 3e-4}}
-                for H, T in ((12, 2048), (12, 8192), (96, 8192))]
-        errors = [{"name": f"forward/{family}", "path": "fused", "output": 4e-3, "state": 2.8e-3} for family in ("F1", "F7")]
+    SVG = "{http://www.w3.org/2000/svg}"
+
+    def record(self, paths=("two_kernel", "fused")):
+        rows = [benchmark(f"forward/H{H}/fixed{T}/random", path, T * 1e-4, T * 5e-5, **{"fla <x>": T * 3e-4})
+                for H, T in ((12, 8192), (12, 2048), (96, 8192)) for path in paths]
+        errors = [{"name": f"forward/{family}", "path": path, "output": 4e-3, "state": 2.8e-3, "fla_output": 5e-3}
+                  for family in ("F1", "F7") for path in paths]
         return {"device": "NVIDIA H200", "benchmarks": rows, "accuracy": errors}
 
-    def test_every_series_is_drawn_and_the_text_is_the_same_each_time(self):
+    def labels(self, svg):
+        return [text.text for text in ElementTree.fromstring(svg).iter(f"{self.SVG}text") if text.get("text-anchor") == "start"][1:]
+
+    def test_every_line_is_drawn_and_the_text_is_the_same_each_time(self):
         drawn = figures.draw(self.record())
         self.assertEqual(sorted(drawn), ["nvidia-h200-accuracy.svg", "nvidia-h200-heads.svg", "nvidia-h200-tokens.svg"])
-        for name, lines in (("tokens", 3), ("heads", 3), ("accuracy", 2)):
+        times = ["FlashKDA, fused", "FlashKDA, two kernels", "fla <x>", "floor (memory)"]
+        errors = ["fused, output", "fused, state", "two kernels, output", "two kernels, state", "fla, output"]
+        for name, labels in (("tokens", times), ("heads", times), ("accuracy", errors)):
             text = drawn[f"nvidia-h200-{name}.svg"]
-            self.assertEqual(text.count("<polyline"), lines)
-            ElementTree.fromstring(text)
+            self.assertEqual(self.labels(text), labels)
+            self.assertEqual(text.count("<polyline"), len(labels))
         self.assertEqual(drawn, figures.draw(self.record()))
+
+    def test_a_path_has_its_colour_whatever_else_is_there(self):
+        def colours(drawn):
+            lines = ElementTree.fromstring(drawn["nvidia-h200-tokens.svg"]).iter(f"{self.SVG}polyline")
+            return dict(zip(self.labels(drawn["nvidia-h200-tokens.svg"]), (line.get("stroke") for line in lines), strict=True))
+
+        both, one = colours(figures.draw(self.record())), colours(figures.draw(self.record(["two_kernel"])))
+        self.assertEqual(both.keys() - one.keys(), {"FlashKDA, fused"})
+        self.assertEqual(len(set(both.values())), len(both))
+        self.assertEqual(one, {label: both[label] for label in one})
+
+    def test_rows_without_floor_and_peers(self):
+        rows = [{"name": f"forward/H12/fixed{T}/random", "path": "fused", "ms": T * 1e-4, "floor_ms": 0.0} for T in (2048, 8192)]
+        drawn = figures.draw({"device": "NVIDIA H200", "benchmarks": rows, "accuracy": []})
+        self.assertEqual(self.labels(drawn["nvidia-h200-tokens.svg"]), ["FlashKDA, fused"])
 
     def test_higher_is_slower(self):
         root = ElementTree.fromstring(figures.draw(self.record())["nvidia-h200-tokens.svg"])
-        ours = root.find("{http://www.w3.org/2000/svg}polyline").get("points").split()
+        ours = root.find(f"{self.SVG}polyline").get("points").split()
         (x0, y0), (x1, y1) = (map(float, point.split(",")) for point in ours)
         self.assertLess(x0, x1)
         self.assertGreater(y0, y1)
