@@ -199,31 +199,43 @@ TEST_P(CudaPlanRefusal, NamesWhatIsMissing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Rows, CudaPlanRefusal,
-                         testing::Values(CudaRefusal{"NoGpu",
-                                                     [](Case&, Machine& m) { m = laptop(); },
-                                                     FLASH_KDA_ERROR_DEVICE,
-                                                     {"device: got CUDA device 0", "there is none"}},
-                                         CudaRefusal{"Ampere",
-                                                     [](Case&, Machine& m) {
-                                                       m.compute_capability = 80;
-                                                       m.gpu_name = "NVIDIA A100";
-                                                     },
-                                                     FLASH_KDA_ERROR_DEVICE,
-                                                     {"device: got NVIDIA A100", "8.0", "9.0 or later"}},
-                                         CudaRefusal{"Float32",
-                                                     [](Case& c, Machine&) { c.qkv = FLASH_KDA_F32; },
-                                                     FLASH_KDA_ERROR_TYPE,
-                                                     {"q:", "bfloat16"}},
-                                         CudaRefusal{"OutFloat32",
-                                                     [](Case& c, Machine&) { c.out = FLASH_KDA_F32; },
-                                                     FLASH_KDA_ERROR_TYPE,
-                                                     {"out:", "bfloat16"}},
-                                         CudaRefusal{"UnalignedRows",
-                                                     [](Case& c, Machine&) { c.layout = Layout::kPadded; },
-                                                     FLASH_KDA_ERROR_VALUE,
-                                                     {"q: got a stride of", "a multiple of 16 bytes"}}),
-                         [](const auto& row) { return row.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Rows, CudaPlanRefusal,
+    testing::Values(
+        CudaRefusal{"NoGpu",
+                    [](Case&, Machine& m) { m = laptop(); },
+                    FLASH_KDA_ERROR_DEVICE,
+                    {"device: got CUDA device 0", "there is none"}},
+        CudaRefusal{"Ampere",
+                    [](Case&, Machine& m) {
+                      m.compute_capability = 80;
+                      m.gpu_name = "NVIDIA A100";
+                    },
+                    FLASH_KDA_ERROR_DEVICE,
+                    {"device: got NVIDIA A100", "8.0", "9.0 or later"}},
+        CudaRefusal{
+            "Float32", [](Case& c, Machine&) { c.qkv = FLASH_KDA_F32; }, FLASH_KDA_ERROR_TYPE, {"q:", "bfloat16"}},
+        CudaRefusal{
+            "OutFloat32", [](Case& c, Machine&) { c.out = FLASH_KDA_F32; }, FLASH_KDA_ERROR_TYPE, {"out:", "bfloat16"}},
+        CudaRefusal{"FusedOnBlackwell",
+                    [](Case& c, Machine& m) {
+                      c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+                      m.compute_capability = 100;
+                    },
+                    FLASH_KDA_ERROR_VALUE,
+                    {"cuda_path: got 2 (fused), accepted here is 0 or 1", "compute capability 9.0"}},
+        CudaRefusal{"FusedWithFloat32Gate",
+                    [](Case& c, Machine&) {
+                      c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+                      c.gate_dtype = FLASH_KDA_F32;
+                    },
+                    FLASH_KDA_ERROR_VALUE,
+                    {"cuda_path: got 2 (fused), accepted here is 0 or 1", "g in bfloat16"}},
+        CudaRefusal{"UnalignedRows",
+                    [](Case& c, Machine&) { c.layout = Layout::kPadded; },
+                    FLASH_KDA_ERROR_VALUE,
+                    {"q: got a stride of", "a multiple of 16 bytes"}}),
+    [](const auto& row) { return row.param.name; });
 
 }  // namespace
 }  // namespace flash_kda::test

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
+from typing import Any, Literal
 
 from . import _arrays
 from ._extension import native
 
 # An array of NumPy, torch, JAX, CuPy, or of any library whose arrays have __dlpack__.
 Array = Any
+
+Gate = Literal["bounded", "softplus", "log"]
+BetaForm = Literal["logits", "probabilities", "twice_sigmoid"]
+Backend = Literal["cpu", "cuda", "reference"]
+CudaPath = Literal["cuda/two_kernel", "cuda/fused"]
 
 
 def _operators_for(q: Array) -> Any:
@@ -99,7 +104,8 @@ def fwd(
 
 
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
-    """Bytes of GPU workspace that a call over N sequences of T_total tokens in all and H heads needs, K = V = 128.
+    """Bytes of GPU workspace that `fwd` needs over N sequences of T_total tokens in all and H heads, K = V = 128, with
+    bfloat16 inputs; 0 where it takes the fused kernel.
 
     `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs
     none.
@@ -130,8 +136,8 @@ def forward(
     dt_bias: Array | None = None,
     scale: float | None = None,
     lower_bound: float = -5.0,
-    gate: str = "bounded",
-    beta_form: str = "logits",
+    gate: Gate = "bounded",
+    beta_form: BetaForm = "logits",
     l2norm: bool = True,
     initial_state: Array | None = None,
     final_state: Array | None = None,
@@ -147,7 +153,7 @@ def forward(
     batch_invariant: bool = False,
     check_cu_seqlens: bool = False,
     num_threads: int = 0,
-    backend: str | None = None,
+    backend: Backend | CudaPath | None = None,
     stream: int | None = None,
     workspace: Array | None = None,
 ) -> tuple[Array, Array | None]:
@@ -194,9 +200,9 @@ def forward(
         check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always
             checks.
         num_threads: Of the CPU backend; 0 uses what OpenMP would.
-        backend: None chooses by where the tensors are; "cpu", "cuda" ("cuda/two_kernel" or "cuda/fused" fix the
-            kernels, which the shape chooses otherwise), or "reference" (fp64, slow, for checking; host
-            memory).
+        backend: None chooses by where the tensors are. For host memory "cpu", or "reference" (fp64, slow, for
+            checking); for a GPU "cuda", which takes the path that suits the call, or "cuda/two_kernel" or "cuda/fused",
+            which fix it (`cuda_path` in the C interface and in messages).
         stream: A cudaStream_t as an integer; None is the current stream of q's framework.
         workspace: One-dimensional GPU memory for the call; None allocates through q's framework.
 
@@ -252,8 +258,8 @@ def decode(
     dt_bias: Array | None = None,
     scale: float | None = None,
     lower_bound: float = -5.0,
-    gate: str = "bounded",
-    beta_form: str = "logits",
+    gate: Gate = "bounded",
+    beta_form: BetaForm = "logits",
     l2norm: bool = True,
     cu_seqlens: Array | None = None,
     read_index: Array | None = None,
@@ -263,7 +269,7 @@ def decode(
     batch_invariant: bool = False,
     check_cu_seqlens: bool = False,
     num_threads: int = 0,
-    backend: str | None = None,
+    backend: Backend | None = None,
     stream: int | None = None,
     workspace: Array | None = None,
 ) -> Array:
@@ -277,6 +283,7 @@ def decode(
         read_index: [N] int32, slots to read; None: slot n.
         write_index: [N] int32, slots to write; None: the read index. Negative indices as for `forward`.
         out: [B, T, HV, V], written in place and returned. None: a fresh one of the type of v.
+        backend: As for `forward`, but for the paths: "cpu", "reference" or "cuda".
 
     Returns:
         out.

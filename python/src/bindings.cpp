@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,30 +68,39 @@ int32_t bool_option(const char* name, nb::handle value) {
 struct Choice {
   const char* text;
   int32_t value;
+  int32_t cuda_path = FLASH_KDA_CUDA_PATH_AUTO;  ///< of a backend
 };
 constexpr Choice kGates[] = {
     {"bounded", FLASH_KDA_GATE_BOUNDED}, {"softplus", FLASH_KDA_GATE_SOFTPLUS}, {"log", FLASH_KDA_GATE_LOG}};
 constexpr Choice kBetaForms[] = {{"logits", FLASH_KDA_BETA_LOGITS},
                                  {"probabilities", FLASH_KDA_BETA_PROBABILITIES},
                                  {"twice_sigmoid", FLASH_KDA_BETA_TWICE_SIGMOID}};
-/// A backend, and in the higher bits a flash_kda_cuda_path.
-constexpr int kPathShift = 8;
+/// Those that fix the path are last: only forward has paths.
 constexpr Choice kBackends[] = {
     {"cpu", FLASH_KDA_BACKEND_CPU},
     {"cuda", FLASH_KDA_BACKEND_CUDA},
-    {"cuda/two_kernel", FLASH_KDA_BACKEND_CUDA | FLASH_KDA_CUDA_PATH_TWO_KERNEL << kPathShift},
-    {"cuda/fused", FLASH_KDA_BACKEND_CUDA | FLASH_KDA_CUDA_PATH_FUSED << kPathShift},
-    {"reference", FLASH_KDA_BACKEND_REFERENCE}};
+    {"reference", FLASH_KDA_BACKEND_REFERENCE},
+    {"cuda/two_kernel", FLASH_KDA_BACKEND_CUDA, FLASH_KDA_CUDA_PATH_TWO_KERNEL},
+    {"cuda/fused", FLASH_KDA_BACKEND_CUDA, FLASH_KDA_CUDA_PATH_FUSED},
+};
+constexpr size_t kBackendsWithoutPath = 3;
 
-int32_t choice_option(const char* name, nb::handle value, std::span<const Choice> choices) {
+/// "'a', 'b'": the choices that are `accepted`.
+template <typename Predicate>
+std::string names_of(std::span<const Choice> choices, Predicate accepted) {
+  std::string names;
+  for (const Choice& choice : choices)
+    if (accepted(choice)) names += fmt::format("{}'{}'", names.empty() ? "" : ", ", choice.text);
+  return names;
+}
+
+const Choice& choice_option(const char* name, nb::handle value, std::span<const Choice> choices) {
   const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), nullptr) : nullptr;
   for (const Choice& choice : choices)
-    if (text != nullptr && std::string_view(text) == choice.text) return choice.value;
+    if (text != nullptr && std::string_view(text) == choice.text) return choice;
   PyErr_Clear();  // text that is no valid UTF-8
-  std::string accepted;
-  for (const Choice& choice : choices) accepted += fmt::format("{}'{}'", accepted.empty() ? "" : ", ", choice.text);
   fail(text == nullptr ? FLASH_KDA_ERROR_TYPE : FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted is one of {}", name,
-       nb::repr(value).c_str(), accepted);
+       nb::repr(value).c_str(), names_of(choices, [](const Choice&) { return true; }));
 }
 
 // ---- Operators
@@ -173,13 +183,20 @@ void check_device(const char* name, dlpack::Device device, dlpack::Device first)
 /// The backend that serves memory of `device`, and the path on it; "cpu" and "reference" share host memory.
 template <typename Args>
 void choose_backend(Args& args, dlpack::Device device, nb::handle wanted) {
+  constexpr bool kHasPaths = requires { args.cuda_path; };
+  const std::span choices = std::span(kBackends).first(kHasPaths ? std::size(kBackends) : kBackendsWithoutPath);
   const bool host = is_host(device);
-  const int32_t choice = wanted.is_none() ? (host ? FLASH_KDA_BACKEND_CPU : FLASH_KDA_BACKEND_CUDA)
-                                          : choice_option("backend", wanted, kBackends);
-  args.backend = choice & ((1 << kPathShift) - 1);
-  if constexpr (requires { args.cuda_path; }) args.cuda_path = choice >> kPathShift;
-  if ((args.backend == FLASH_KDA_BACKEND_CUDA) == host)
-    fail(FLASH_KDA_ERROR_DEVICE, "backend: got {} for tensors on {}", nb::repr(wanted).c_str(), name_of(device));
+  if (wanted.is_none()) {
+    args.backend = host ? FLASH_KDA_BACKEND_CPU : FLASH_KDA_BACKEND_CUDA;
+    return;
+  }
+  const Choice& choice = choice_option("backend", wanted, choices);
+  const auto serves = [host](const Choice& c) { return (c.value == FLASH_KDA_BACKEND_CUDA) != host; };
+  if (!serves(choice))
+    fail(FLASH_KDA_ERROR_DEVICE, "backend: got '{}' for tensors on {}, accepted there is one of {}", choice.text,
+         name_of(device), names_of(choices, serves));
+  args.backend = choice.value;
+  if constexpr (kHasPaths) args.cuda_path = choice.cuda_path;
 }
 
 /// Device memory of the call: the caller's, or what the framework of q allocates. The result keeps it until the launch
@@ -224,8 +241,8 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
   Operator::kInit(&args);
   if (!scale.is_none()) args.scale = float_option("scale", scale);
   args.lower_bound = float_option("lower_bound", lower_bound);
-  args.gate = choice_option("gate", gate, kGates);
-  args.beta_form = choice_option("beta_form", beta_form, kBetaForms);
+  args.gate = choice_option("gate", gate, kGates).value;
+  args.beta_form = choice_option("beta_form", beta_form, kBetaForms).value;
   args.l2norm = bool_option("l2norm", l2norm);
   args.batch_invariant = bool_option("batch_invariant", batch_invariant);
   args.check_cu_seqlens = bool_option("check_cu_seqlens", check_cu_seqlens);

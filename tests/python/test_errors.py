@@ -71,13 +71,19 @@ TABLE = {
     "scale": ({"scale": "big"}, TypeError, "scale: got str, accepted is a number"),
     "lower_bound": ({"lower_bound": None}, TypeError, "lower_bound: got NoneType, accepted is a number"),
     "gate kind": ({"gate": 1}, TypeError, "gate: got 1, accepted is one of 'bounded', 'softplus', 'log'"),
+    "backend kind": ({"backend": 2}, TypeError, "backend: got 2, accepted is one of 'cpu', 'cuda'"),
     "l2norm": ({"l2norm": "yes"}, TypeError, "l2norm: got str, accepted is True or False"),
     "threads": ({"num_threads": 1.5}, TypeError, "num_threads: got 1.5, accepted is an integer"),
     "stream": ({"stream": "main"}, TypeError, "stream: got str, accepted is a cudaStream_t"),
     # Value
     "gate": ({"gate": "sigmoid"}, ValueError, "gate: got 'sigmoid', accepted is one of"),
     "beta_form": ({"beta_form": "raw"}, ValueError, "beta_form: got 'raw', accepted is one of 'logits'"),
-    "backend": ({"backend": "tpu"}, ValueError, "backend: got 'tpu', accepted is one of 'cpu'"),
+    "backend": (
+        {"backend": "cuda/three_kernel"},
+        ValueError,
+        "backend: got 'cuda/three_kernel', accepted is one of "
+        "'cpu', 'cuda', 'reference', 'cuda/two_kernel', 'cuda/fused'$",
+    ),
     "scale infinite": ({"scale": float("inf")}, ValueError, "scale: got inf"),
     "lower_bound range": ({"lower_bound": -6.0}, ValueError, "lower_bound: got -6, accepted is -5 <= lower_bound < 0"),
     "threads range": ({"num_threads": -1}, ValueError, "num_threads: got -1"),
@@ -114,7 +120,14 @@ TABLE = {
         RuntimeError,
         "q: on DLPack device type 8, accepted is the CPU or a CUDA",
     ),
-    "cuda for the CPU": ({"backend": "cuda"}, RuntimeError, "backend: got 'cuda' for tensors on cpu"),
+    **{
+        f"{backend} for the CPU": (
+            {"backend": backend},
+            RuntimeError,
+            f"backend: got '{backend}' for tensors on cpu, accepted there is one of 'cpu', 'reference'$",
+        )
+        for backend in ("cuda", "cuda/two_kernel", "cuda/fused")
+    },
     # C46
     "C46 head first": (
         head_first() | gate_parameters() | {"out": np.empty((1, 2, 40, 128), np.float32)},
@@ -209,6 +222,8 @@ def test_decode_names_its_own_arguments():
         flash_kda.decode(**x, state=None)
     with pytest.raises(ValueError, match="write_index: given without read_index"):
         flash_kda.decode(**x, state=state, write_index=np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match="backend: got 'cuda/fused', accepted is one of 'cpu', 'cuda', 'reference'$"):
+        flash_kda.decode(**x, state=state, backend="cuda/fused")
     state.flags.writeable = False
     with pytest.raises(ValueError, match="state: its memory is read-only"):
         flash_kda.decode(**x, state=state)

@@ -89,6 +89,14 @@ def test_state_pool():
     assert torch.equal(pool[untouched], before[untouched])
 
 
+@pytest.mark.parametrize("path", ["two_kernel", "fused"])
+def test_a_path_can_be_asked_for(path):
+    """A pool, for the C++ tests hold each path to everything else."""
+    x, cu, state = inputs(), lengths(), states(4)
+    out, final = flash_kda.forward(**x, cu_seqlens=cu, initial_state=state, backend=f"cuda/{path}")
+    assert_right(out, final, x, cu, state)
+
+
 def test_runs_on_the_current_stream():
     """The inputs are written late on a side stream; only work on that stream sees them."""
     x, late = inputs(seed=1), inputs(seed=2)
@@ -208,7 +216,8 @@ def test_mixed_devices_are_refused_by_name():
         flash_kda.forward(**{**x, "k": x["k"].cpu()})
     with pytest.raises(RuntimeError, match="cu_seqlens: on cpu, accepted is the device of q, cuda:0"):
         flash_kda.forward(**x, cu_seqlens=lengths().cpu())
-    with pytest.raises(RuntimeError, match="backend: got 'cpu' for tensors on cuda:0"):
+    accepted = "accepted there is one of 'cuda', 'cuda/two_kernel', 'cuda/fused'"
+    with pytest.raises(RuntimeError, match=f"backend: got 'cpu' for tensors on cuda:0, {accepted}"):
         flash_kda.forward(**x, backend="cpu")
 
 
