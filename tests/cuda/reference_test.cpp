@@ -52,8 +52,8 @@ INSTANTIATE_TEST_SUITE_P(Rows, Reference, testing::ValuesIn(kReferenceCases),
 
 // ---- Long and wide shapes ----
 
-/// A call whose tensors were made on the GPU. Of a Case it takes the lengths, the heads and whether decay is slow (F3)
-/// or not.
+/// A call whose tensors were made on the GPU. Of a Case it takes the lengths, the heads, whether decay is slow (F3) or
+/// not, and the path.
 class DeviceCall {
  public:
   /// token_stride: of q, k, v, g, beta and out, in elements; 0: contiguous.
@@ -90,6 +90,7 @@ class DeviceCall {
                   "cudaMemcpy");
     }
     args.backend = FLASH_KDA_BACKEND_CUDA;
+    args.cuda_path = c.cuda_path;
   }
 
   void add_workspace() {
@@ -156,8 +157,8 @@ const std::vector<LargeRow> kLargeRows{
 class Large : public testing::TestWithParam<LargeRow> {};
 
 TEST_P(Large, AgreesWithTheRecurrenceOfTheGpu) {
-  const LargeRow& row = GetParam();
-  DeviceCall call(row.shape, row.token_stride);
+  const Case c = bf16(GetParam().shape);
+  DeviceCall call(c, GetParam().token_stride);
   call.add_workspace();
   ASSERT_EQ(flash_kda_forward(&call.args), FLASH_KDA_OK) << flash_kda_last_error();
   const flash_kda_forward_args reference = call.reference();
@@ -166,8 +167,8 @@ TEST_P(Large, AgreesWithTheRecurrenceOfTheGpu) {
                                 int head_dimension) {
     const DeviceDifference d = compare_on_device(actual, expected, head_dimension);
     EXPECT_EQ(d.not_finite, 0) << name;
-    EXPECT_LE(d.relative, bf16_tolerance(row.shape)) << name;
-    EXPECT_LE(d.worst_head, bf16_tolerance(row.shape)) << name;
+    EXPECT_LE(d.relative, bf16_tolerance(c)) << name;
+    EXPECT_LE(d.worst_head, bf16_tolerance(c)) << name;
   };
   expect_close("out", call.args.out, reference.out, 2);
   expect_close("final_state", call.args.final_state, reference.final_state, 1);

@@ -32,8 +32,8 @@ struct Refusal {
 
 void PrintTo(const Refusal& row, std::ostream* stream) { *stream << row.name; }
 
-/// B = 2, T = 20, H = 2, states in rows.
-Case fixed() { return bf16({.B = 2, .T = 20}); }
+/// B = 2, T = 20, H = 2, states in rows. The two kernels are what needs a workspace.
+Case fixed() { return bf16({.B = 2, .T = 20, .cuda_path = FLASH_KDA_CUDA_PATH_TWO_KERNEL}); }
 Case with(void (*change)(Case&)) {
   Case c = fixed();
   change(c);

@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 
-#include "api/plan.h"
 #include "api/validate.h"
 #include "cuda/backend.h"
 #include "cuda/cases.h"
@@ -61,9 +60,9 @@ Problem solve_by_oracle(const Case& c, const Change& change) {
   return problem;
 }
 
-int chunk_of(const Case& c, const Change& change) {
+Plan plan_of(const Case& c, const Change& change) {
   const Problem problem = problem_of(c, change);
-  return make_plan(validate(problem.forward_args(), Purpose::kRun), cuda::describe_device(0)).chunk;
+  return make_plan(validate(problem.forward_args(), Purpose::kRun), cuda::describe_device(0));
 }
 
 void expect_right(const Case& c, const Change& change) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 
+#include "api/plan.h"
 #include "support/problem.h"
 
 namespace flash_kda::test {
@@ -24,8 +25,8 @@ Problem problem_of(const Case& c, const Change& change = {});
 Problem solve(const Case& c, const Change& change = {});
 Problem solve_by_oracle(const Case& c, const Change& change = {});
 
-/// Tokens of a chunk on the path that the call takes on this machine.
-int chunk_of(const Case& c, const Change& change = {});
+/// What the call would take on this machine.
+Plan plan_of(const Case& c, const Change& change = {});
 
 /// The outputs agree within bf16_tolerance(c), and nothing else was written.
 void expect_right(const Case& c, const Change& change = {});
