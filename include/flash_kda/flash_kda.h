@@ -76,9 +76,10 @@ typedef enum flash_kda_backend {
   FLASH_KDA_BACKEND_REFERENCE = 3 /* the recurrence in fp64, the oracle of every test; tensors in host memory */
 } flash_kda_backend;
 
-/* Which kernels compute a forward call on CUDA. flash_kda_forward_describe says what a call would take and why. */
+/* Which kernels compute a forward call on CUDA. flash_kda_forward_describe says what a call would take and why; a path
+ * that is asked for and does not support the call is refused. */
 typedef enum flash_kda_cuda_path {
-  FLASH_KDA_CUDA_PATH_AUTO = 0,       /* the fastest one that supports the call */
+  FLASH_KDA_CUDA_PATH_AUTO = 0,       /* one that supports the call; which one depends on types, N, HV, GPU */
   FLASH_KDA_CUDA_PATH_TWO_KERNEL = 1, /* prepare and recurrence: compute capability 9.0 and later */
   FLASH_KDA_CUDA_PATH_FUSED = 2       /* one kernel, no workspace: compute capability 9.0, bfloat16 g */
 } flash_kda_cuda_path;
@@ -146,7 +147,7 @@ typedef struct flash_kda_forward_args {
 
   /* Execution */
   int32_t backend;       /* flash_kda_backend; default CPU */
-  int32_t cuda_path;     /* flash_kda_cuda_path; default automatic */
+  int32_t cuda_path;     /* flash_kda_cuda_path, of no effect on the CPU; default automatic */
   int32_t device;        /* CUDA device ordinal; default 0 */
   int32_t num_threads;   /* CPU: 0 (default) uses what OpenMP would */
   void* stream;          /* cudaStream_t; NULL is the default stream */

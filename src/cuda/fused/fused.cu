@@ -1,6 +1,6 @@
 // One kernel for a whole call on sm_90a: a CTA walks one sequence of one value head, reads q, k, v, g and beta once,
 // writes out once, and keeps the state in registers. Two warpgroups own the state (state.cuh), the warps of two more
-// prepare chunks ahead of it (prepare.cuh). Where there are more than twice as many multiprocessors as tasks, two CTAs
+// prepare chunks ahead of it (prepare.cuh). Where there are at least twice as many multiprocessors as tasks, two CTAs
 // share one: each has half of the state in one warpgroup, prepares everything, and has three warpgroups for that. They
 // meet at the barriers of Shared. docs/fused.md has the picture.
 #include "cuda/common/check.h"
