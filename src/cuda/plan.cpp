@@ -123,7 +123,7 @@ Plan make_plan(const Params& p, const Machine& machine) {
     plan.chunk = fused::kChunk;
     plan.value_split = !p.batch_invariant && 2 * p.N * p.HV <= machine.multiprocessors ? 2 : 1;
     plan.tasks = p.N * p.HV * plan.value_split;
-    plan.threads = fused::kThreads;
+    plan.threads = fused::Roles{2 / plan.value_split}.threads();
   } else {
     plan.path = Path::kCudaTwoKernel;
     plan.reason = p.cuda_path != FLASH_KDA_CUDA_PATH_AUTO ? "asked for"

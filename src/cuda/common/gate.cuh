@@ -24,13 +24,15 @@ __device__ __forceinline__ float bounded_gate_log2(float g, float bias, float sl
   return scale * sigmoid_log2((g + bias) * slope);
 }
 
-/// Element `offset` of beta in any of its types.
-__device__ __forceinline__ float raw_beta(const Params& p, int64_t offset) {
-  if (p.beta.dtype == FLASH_KDA_F32) return static_cast<const float*>(p.beta.data)[offset];
-  return __bfloat162float(static_cast<const __nv_bfloat16*>(p.beta.data)[offset]);
+/// Element `offset` of beta as it lies in memory, so that nothing waits for it here.
+__device__ __forceinline__ uint32_t beta_bits(const Params& p, int64_t offset) {
+  if (p.beta.dtype == FLASH_KDA_F32) return static_cast<const uint32_t*>(p.beta.data)[offset];
+  return static_cast<const uint16_t*>(p.beta.data)[offset];
 }
 
-__device__ __forceinline__ float activate_beta(const Params& p, float raw) {
+/// beta after its activation, from beta_bits.
+__device__ __forceinline__ float activate_beta(const Params& p, uint32_t bits) {
+  const float raw = __uint_as_float(p.beta.dtype == FLASH_KDA_F32 ? bits : bits << 16);
   if (p.beta_form == FLASH_KDA_BETA_PROBABILITIES) return raw;
   const float sigmoid = sigmoid_log2(raw * kLog2E);
   return p.beta_form == FLASH_KDA_BETA_TWICE_SIGMOID ? 2.0f * sigmoid : sigmoid;

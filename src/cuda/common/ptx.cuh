@@ -77,6 +77,14 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t
                : "memory");
 }
 
+/// Two matrices: lanes 0 ... 15 pass the rows, and the other lanes' addresses are not looked at.
+__device__ __forceinline__ void store_matrix_x2(uint32_t address, const uint32_t (&fragment)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
+               :
+               : "r"(address), "r"(fragment[0]), "r"(fragment[1])
+               : "memory");
+}
+
 /// Inverse of load_matrix_x4_transposed.
 __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -100,7 +108,14 @@ __device__ __forceinline__ void multiply_accumulate(float (&c)[4], const uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// The same with fp16 operands.
+/// The same over 8 instead of 16: a0 and a1 are rows group and group + 8 of a 16x8 matrix, columns 2*member + {0,1}.
+__device__ __forceinline__ void multiply_accumulate_k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(b));
+}
+
+/// c += a * b over 16, fp16 operands, fp32 accumulation.
 __device__ __forceinline__ void multiply_accumulate_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                                          uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
@@ -114,17 +129,30 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// Adds 1 to a number in shared memory and returns what it was.
-__device__ __forceinline__ uint32_t fetch_increment(uint32_t* shared) {
-  uint32_t before;
-  asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(before) : "r"(shared_address(shared)) : "memory");
-  return before;
+/// x as a number of which the compiler knows nothing: what depends on it alone is computed again, for kept over a loop
+/// it would fill the registers.
+__device__ __forceinline__ int forget(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+/// threadIdx.x, read again by every call.
+__device__ __forceinline__ int thread_of_cta() {
+  unsigned x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return static_cast<int>(x & 1023);
 }
 
 /// Wait until the phase of `parity` has completed. Any number of threads.
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
   while (!ptx::mbarrier_try_wait_parity(barrier, parity)) {
   }
+}
+
+/// One arrival for all that the warp's lanes have read and written before.
+__device__ __forceinline__ void arrive_as_warp(uint64_t* barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, barrier);
 }
 
 /// Bulk copy global -> shared: both addresses and `bytes` are multiples of 16. One thread; completes on `barrier`.

@@ -15,22 +15,31 @@ inline constexpr int kHeadDim = 128;  ///< K and V
 inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 bytes
 inline constexpr int kWarpgroup = 128;
 
-inline constexpr int kThreads = 4 * kWarpgroup;
-
-/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state; the rest prepares.
+/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state. The first ones are the state's,
+/// those after them scale, and the last one finishes: two inverting warps, a scoring and a moving one. With warps 0 ...
+/// 3 of a warpgroup on the four schedulers of a multiprocessor, every scheduler has the same mixture.
 struct Roles {
   int state_groups;
-  constexpr int prepare_registers() const { return state_groups == 2 ? 88 : 112; }
-  static constexpr int state_registers() { return 168; }
-  constexpr bool fits() const {
-    return kWarpgroup * (state_groups * state_registers() + (4 - state_groups) * prepare_registers()) <= 65536;
+  constexpr int scale_groups() const { return state_groups == 2 ? 2 : 4; }
+  constexpr int threads() const { return (state_groups + scale_groups() + 1) * kWarpgroup; }
+  constexpr int scaling_warps() const { return 4 * scale_groups(); }
+  /// Of a chunk's kSlices.
+  constexpr int slices_per_warp() const { return 16 / scaling_warps(); }
+  /// A thread, after the warpgroups have shared out what they were launched with.
+  static constexpr int state_registers() { return 160; }
+  static constexpr int scale_registers() { return 48; }
+  static constexpr int finish_registers() { return 64; }
+  constexpr int registers() const {
+    return kWarpgroup * (state_groups * state_registers() + scale_groups() * scale_registers() + finish_registers());
   }
 };
-static_assert(Roles{1}.fits() && Roles{2}.fits());
-inline constexpr int kFinishers = 2;  ///< finishing warps: one in each of the first two preparing warpgroups
+static_assert(Roles{1}.registers() <= 65536 && Roles{2}.registers() <= 65536);
+inline constexpr int kInverters = 2;  ///< inverting warps, a chunk each in turn
 
-inline constexpr int kSlice = 16;  ///< channels that a warp scales at a time
+inline constexpr int kSlice = 8;  ///< channels that a warp scales at a time
 inline constexpr int kSlices = kHeadDim / kSlice;
+static_assert(Roles{1}.slices_per_warp() * Roles{1}.scaling_warps() == kSlices);
+static_assert(Roles{2}.slices_per_warp() * Roles{2}.scaling_warps() == kSlices);
 
 /// Byte offset of element (row, column) of a bf16 tile with rows of 64 elements, swizzled as wgmma wants it.
 constexpr int tile_offset(int row, int column) {
@@ -46,18 +55,22 @@ inline constexpr int kTileBytes = 2 * kHalfBytes;  ///< [32, 128] bf16 as two ha
 inline constexpr float kShift = 58.0f;
 inline constexpr float kShiftFactor = 0x1p58f;
 
+/// Half of the channels of k and q: to the state 64 rows of one product.
+struct KeysQueries {
+  unsigned char k[kHalfBytes], q[kHalfBytes];
+};
+
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
 struct Stage {
-  alignas(1024) unsigned char q[kTileBytes];  ///< raw q, then q * 2^G, of block 0 shifted
-  unsigned char k[kTileBytes];                ///< raw k, then k * 2^G, of block 0 shifted
-  unsigned char g[kTileBytes];                ///< raw g, then k * 2^(G_32 - G)
-  unsigned char v[kTileBytes];                ///< then out
-  unsigned char square[kHalfBytes];  ///< [32, 64]: columns 0...31 T, 32...63 P; blocks above the diagonal stay 0
-  float decay[kHeadDim];             ///< 2^G_32
-  float beta[kChunk];                ///< after its activation, 0 behind the sequence
-  float beta_norm[kChunk];           ///< beta / |k|, of block 0 shifted back
-  float key_norm[kChunk];            ///< 1 / |k|
-  float query_norm[kChunk];          ///< scale / |q|, of block 0 shifted back
+  alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
+  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(G_32 - G)
+  unsigned char v[kTileBytes];        ///< then out
+  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T, 32...63 P; blocks above the diagonal stay 0
+  float decay[kHeadDim];              ///< 2^G_32
+  float beta[kChunk];                 ///< after its activation, 0 behind the sequence
+  float beta_norm[kChunk];            ///< beta / |k|, of block 0 shifted back
+  float key_norm[kChunk];             ///< 1 / |k|
+  float query_norm[kChunk];           ///< scale / |q|, of block 0 shifted back
 };
 
 /// What the triangular products of a chunk need besides q and k of block 0 in the stage. The rows of `left` are k and q
@@ -67,10 +80,28 @@ struct Operands {
   static constexpr int kLeftHalf = 2 * kBlock * 128, kRightHalf = 3 * kBlock * 128;
   alignas(1024) unsigned char left[2 * kLeftHalf];
   unsigned char right[2 * kRightHalf];
-  float square_sum[kSlices][2][kChunk];  ///< of q and of k
+  float query_square_sum[kSlices][kChunk];
 };
 
-/// Workspace of an inverse, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
+/// Gates enter the product as fp16 times this: 7.3 * 4096 is below fp16's largest number, and gates down to 1.5e-8 keep
+/// its full precision. A relative error of 2^-11 of a gate is far below that of the bf16 operands it scales.
+inline constexpr float kGateUnit = 4096.0f;
+
+/// Per-head constants of |log2 gate| * kGateUnit = 1 / (2^(-x) / s + 1 / s), x = (g + bias) * slope, s = its largest
+/// value.
+struct GateConstants {
+  float slope;
+  float inverse_scale;      ///< 1 / s
+  float log_inverse_scale;  ///< log2(1 / s)
+};
+
+/// What the gate of the task's head needs.
+struct HeadGate {
+  GateConstants constants;
+  float bias[kHeadDim];
+};
+
+/// Workspace of an inverting warp, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
 /// keep accesses by rows and by columns free of bank conflicts.
 struct Triangle {
   alignas(16) float at[kBlock][kBlock + 4];
@@ -101,15 +132,14 @@ struct Shared {
   Stage stage[kStages];
   Operands operands[kOperands];
   Task task;
-  __nv_bfloat16* out;  ///< of the task's first token
-  Triangle triangle[kFinishers][2];
-  float dt_bias[kHeadDim];
-  uint32_t next_slice;                  ///< that no scaling warp has taken
+  Triangle triangle[kInverters][2];
+  HeadGate gate;
   alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
-  uint64_t scaled[kStages];             ///< every slice of Operands and of the stage is written
+  uint64_t scaled[kStages];             ///< Operands and the stage's q, k, g and decay are written
   uint64_t consumed[kOperands];         ///< Operands are read
-  uint64_t ready[kStages];              ///< prepared for the state
-  uint64_t empty[kStages];              ///< used up; one arrival a state warp
+  uint64_t inverted[kStages];           ///< T and the token scalars of keys are written
+  uint64_t scored[kStages];             ///< P and the token scalars of queries are written
+  uint64_t written[kStages];            ///< out stands in the stage, of which the state needs nothing more
 };
 static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
 

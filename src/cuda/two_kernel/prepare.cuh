@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 7)
   if (p.dt_bias == nullptr) shared.dt_bias[thread] = 0.0f;
   if (thread < kTile) {
     const int64_t offset = token_offset(p.beta, task.batch, task.token + thread, head);
-    shared.beta[thread] = thread < task.valid ? activate_beta(p, raw_beta(p, offset)) : 0.0f;
+    shared.beta[thread] = thread < task.valid ? activate_beta(p, beta_bits(p, offset)) : 0.0f;
   }
   const float slope = gate_slope(p, head);
   const float gate_scale = p.lower_bound * kLog2E;
