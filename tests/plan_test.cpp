@@ -102,40 +102,24 @@ Case two_kernel_case() {
   return c;
 }
 
-TEST(CudaPlan, FusedOnHopper) {
+TEST(CudaPlan, FusedWhereItIsAskedFor) {
   Case c = cuda_case();
   c.H = 40;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
   const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaFused);
   EXPECT_EQ(plan.chunk, 32);
   EXPECT_EQ(plan.value_split, 2);
   EXPECT_EQ(plan.tasks, 80);
+  EXPECT_EQ(plan.threads, 768);
   EXPECT_EQ(plan.workspace_bytes, 0U);
   c.batch_invariant = true;
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
-  c = cuda_case();
+  c.batch_invariant = false;
   c.H = 96;
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
-}
-
-TEST(CudaPlan, FewHeadsTakeTwoKernelsUnlessThePathMustNotDependOnTheBatch) {
-  Case c = cuda_case();
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
-  c.batch_invariant = true;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaFused);
-  c.batch_invariant = false;
-  c.B = 3;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaFused);
-}
-
-TEST(CudaPlan, TwoKernelWhereFusedCannot) {
-  Case c = cuda_case();
-  c.H = 40;
-  Machine blackwell = hopper();
-  blackwell.compute_capability = 100;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);
-  c.gate_dtype = FLASH_KDA_F32;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).threads, 640);
 }
 
 TEST(CudaPlan, TwoKernel) {

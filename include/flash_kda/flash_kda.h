@@ -79,7 +79,7 @@ typedef enum flash_kda_backend {
 /* Which kernels compute a forward call on CUDA. flash_kda_forward_describe says what a call would take and why; a path
  * that is asked for and does not support the call is refused. */
 typedef enum flash_kda_cuda_path {
-  FLASH_KDA_CUDA_PATH_AUTO = 0,       /* one that supports the call; which one depends on types, N, HV, GPU */
+  FLASH_KDA_CUDA_PATH_AUTO = 0,       /* the library chooses one that supports the call */
   FLASH_KDA_CUDA_PATH_TWO_KERNEL = 1, /* prepare and recurrence: compute capability 9.0 and later */
   FLASH_KDA_CUDA_PATH_FUSED = 2       /* one kernel, no workspace: compute capability 9.0, bfloat16 g */
 } flash_kda_cuda_path;
