@@ -14,32 +14,27 @@ template <int kStateGroups>
 struct ChunkLoad {
   const InputMaps& maps;
   const Task& task;
-  Stage& stage;
-  uint64_t* loaded;
-  int32_t token;
+  Shared& shared;
+  int chunk;
 
-  __device__ __forceinline__ ChunkLoad(const InputMaps& maps, const Task& task, Shared& shared, int chunk)
-      : maps(maps),
-        task(task),
-        stage(shared.stage[chunk % kStages]),
-        loaded(&shared.loaded[chunk % kStages]),
-        token(static_cast<int32_t>(task.sequence.begin) + chunk * kChunk) {}
-
+  __device__ __forceinline__ uint64_t* loaded() const { return &shared.loaded[chunk % kStages]; }
+  __device__ __forceinline__ Stage& stage() const { return shared.stage[chunk % kStages]; }
   __device__ __forceinline__ void load(unsigned char* half, const CUtensorMap& map, int channel, int head) const {
-    const int32_t corner[4] = {channel, head, token, static_cast<int32_t>(task.sequence.batch)};
-    ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, half, &map, corner, loaded);
+    const int32_t corner[4] = {channel, head, static_cast<int32_t>(task.sequence.begin) + chunk * kChunk,
+                               static_cast<int32_t>(task.sequence.batch)};
+    ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, half, &map, corner, loaded());
   }
 
   /// q, k and g, and how many bytes the chunk has.
   __device__ __forceinline__ void start() const {
     fence_to_async_proxy();  // after the ordinary accesses to the stage that the caller has waited for
-    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, loaded,
+    ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, loaded(),
                                    3 * kTileBytes + kStateGroups * kHalfBytes);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      load(stage.g + half * kHalfBytes, maps.g, half * kHalf, task.head);
-      load(stage.half[half].k, maps.k, half * kHalf, task.query_head);
-      load(stage.half[half].q, maps.q, half * kHalf, task.query_head);
+      load(stage().g + half * kHalfBytes, maps.g, half * kHalf, task.head);
+      load(stage().half[half].k, maps.k, half * kHalf, task.query_head);
+      load(stage().half[half].q, maps.q, half * kHalf, task.query_head);
     }
   }
 
@@ -48,7 +43,7 @@ struct ChunkLoad {
     fence_to_async_proxy();
 #pragma unroll
     for (int half = 0; half < kStateGroups; ++half)
-      load(stage.v + half * kHalfBytes, maps.v, task.row0 + half * kHalf, task.head);
+      load(stage().v + half * kHalfBytes, maps.v, task.row0 + half * kHalf, task.head);
   }
 };
 
@@ -80,7 +75,7 @@ __device__ __forceinline__ void move_chunks(const Params& p, const InputMaps& ma
   using Load = ChunkLoad<kStateGroups>;
   if (lane == 0)
     for (int chunk = 0; chunk < kStages && chunk < task.chunks; ++chunk) {
-      const Load load(maps, task, shared, chunk);
+      const Load load{maps, task, shared, chunk};
       load.start();
       load.finish();
     }
@@ -90,7 +85,7 @@ __device__ __forceinline__ void move_chunks(const Params& p, const InputMaps& ma
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     lane = forget(lane) & 31;
     wait_barrier(&shared.written[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-    const Load load(maps, task, shared, chunk + kStages);
+    const Load load{maps, task, shared, chunk + kStages};
     const bool loads = lane == 0 && chunk + kStages < task.chunks;
     if (loads) load.start();
     __syncwarp();

@@ -1,0 +1,79 @@
+// What a CTA of the fused kernel does. Apart from fused.cu so that tests can run it on emulated warps.
+#pragma once
+
+#include "cuda/common/longest_first.cuh"
+#include "cuda/fused/finish.cuh"
+#include "cuda/fused/launch.h"
+#include "cuda/fused/move.cuh"
+#include "cuda/fused/scale.cuh"
+#include "cuda/fused/state.cuh"
+
+namespace flash_kda::cuda::fused {
+
+template <int kStateGroups>
+__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared& shared) {
+  constexpr Roles kRoles{kStateGroups};
+  constexpr int kThreads = kRoles.threads();
+  const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kWarpgroup;
+
+  if (thread == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(&shared.loaded[i], 1);
+      ptx::mbarrier_init(&shared.scaled[i], kRoles.scaling_warps());
+      ptx::mbarrier_init(&shared.inverted[i], 1);
+      ptx::mbarrier_init(&shared.scored[i], 1);
+      ptx::mbarrier_init(&shared.written[i], kStateGroups * kWarpgroup / 32);
+    }
+    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], 2);
+    ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
+  }
+  // The blocks of T and P above the diagonal are never written again.
+  for (int i = thread; i < kStages * kHalfBytes / 16; i += kThreads)
+    reinterpret_cast<uint4*>(shared.stage[i / (kHalfBytes / 16)].square)[i % (kHalfBytes / 16)] = {};
+  cudaGridDependencySynchronize();  // so far nothing of global memory was touched
+
+  constexpr int kSplit = 2 / kStateGroups;  // CTAs that share a task, each with its own part of V
+  const int block = static_cast<int>(blockIdx.x) / kSplit;
+  Task task;
+  task.row0 = static_cast<int>(blockIdx.x) % kSplit * kHalf;
+  task.head = block % p.HV;
+  task.query_head = task.head / (p.HV / p.H);
+  const int64_t n = sequence_of_rank(p, block / p.HV);
+  task.sequence = sequence_of(p, n);
+  task.slots = slots_of(p, n);
+  task.chunks = static_cast<int>((task.sequence.length + kChunk - 1) / kChunk);
+  if (task.slots.padded) {
+    constexpr int kRows = kStateGroups * kHalf;
+    auto* const out = static_cast<__nv_bfloat16*>(p.out.data) +
+                      token_offset(p.out, task.sequence.batch, task.sequence.begin, task.head) + task.row0;
+    for (int64_t i = thread; i < task.sequence.length * kRows; i += kThreads)
+      out[i / kRows * p.out.stride_token + i % kRows] = __float2bfloat16_rn(0.0f);
+    return;
+  }
+  if (thread == 0) {
+    shared.task = task;
+    shared.gate.constants = gate_constants(p, task.head);
+  }
+  if (thread < kHeadDim)
+    shared.gate.bias[thread] = p.dt_bias == nullptr ? 0.0f : p.dt_bias[task.head * kHeadDim + thread];
+  __syncthreads();
+
+  const int warp = thread / 32, lane = thread % 32, warp_of_group = warp % 4;
+  if (warpgroup < kStateGroups) {
+    take_registers<Roles::state_registers()>();
+    walk_sequence(p, shared.task, shared, warpgroup, warp_of_group, lane);
+  } else if (warpgroup < kStateGroups + kRoles.scale_groups()) {
+    give_registers<Roles::scale_registers()>();
+    scale_chunks<kStateGroups>(shared.task, shared);
+  } else {
+    give_registers<Roles::finish_registers()>();
+    if (warp_of_group < kInverters)
+      invert_chunks(p, shared.task, shared, warp_of_group, lane);
+    else if (warp_of_group == kInverters)
+      score_chunks(p, shared.task, shared, lane);
+    else
+      move_chunks<kStateGroups>(p, maps, shared.task, shared, lane);
+  }
+}
+
+}  // namespace flash_kda::cuda::fused

@@ -1,0 +1,56 @@
+// The warpgroup products of src/cuda/common/wgmma.cuh in plain C++. Every warp multiplies its own 16 rows, at once.
+#pragma once
+
+#include "cuda/common/ptx.cuh"
+
+namespace flash_kda::cuda {
+
+inline void wgmma_fence() {}
+inline void wgmma_commit() {}
+template <int kPending>
+void wgmma_wait() {}
+template <int kRegisters>
+void take_registers() {}
+template <int kRegisters>
+void give_registers() {}
+
+struct SwizzledOperand {
+  uint32_t address;
+  explicit SwizzledOperand(uint32_t tile) : address(tile) {}
+  uint64_t at(uint32_t bytes) const { return address + bytes; }
+};
+
+/// Element `column` of row `row` of a tile of swizzled rows of 128 bytes.
+inline float swizzled_element(uint64_t tile, int row, int column) {
+  const auto place = static_cast<uint32_t>(tile) + static_cast<uint32_t>(row * 128 + column * 2);
+  return float_of_bf16(element_at(place ^ (place >> 7 & 7) << 4));
+}
+
+template <int kColumns>
+void multiply_tile(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b, bool transposed) {
+  share_words({a[0], a[1], a[2], a[3]}, [&] {
+    add_products(
+        d, kColumns, 16,
+        [](int row, int k) {
+          return float_of_bf16(fragment_element(row, k, [](int r, int kk) { return r + 2 * kk; }));
+        },
+        [&](int k, int column) {
+          return transposed ? swizzled_element(b, k, column) : swizzled_element(b, column, k);
+        });
+  });
+}
+inline void multiply_n32(float (&d)[16], const uint32_t (&a)[4], uint64_t b) { multiply_tile<32>(d, a, b, false); }
+inline void multiply_n64(float (&d)[32], const uint32_t (&a)[4], uint64_t b) { multiply_tile<64>(d, a, b, false); }
+inline void multiply_n64_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  multiply_tile<64>(d, a, b, true);
+}
+inline void start_product_n32(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
+  std::fill(std::begin(d), std::end(d), 0.0f);
+  multiply_n32(d, a, b);
+}
+inline void start_product_n64(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
+  std::fill(std::begin(d), std::end(d), 0.0f);
+  multiply_n64(d, a, b);
+}
+
+}  // namespace flash_kda::cuda
