@@ -499,7 +499,7 @@ TEST(Cases, C35_WideValuesAndAGateWithoutChannels) {
                  "g: got shape [4, 20, 4], accepted is [B, T, HV, K] = [4, 20, 4, 128]");
 }
 
-TEST(Cases, C36_GroupedValueHeads) { expect_right({.B = 4, .T = 256, .H = 16, .HV = 32, .K = 64}); }
+TEST(Cases, C36_GroupedValueHeads) { expect_right({.B = 4, .T = 256, .H = 16, .HV = 32}); }
 
 // ---- Run time ----
 
