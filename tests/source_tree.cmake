@@ -15,6 +15,16 @@ run(${CMAKE_COMMAND} -S source -B build -G Ninja -DCMAKE_C_COMPILER=${C_COMPILER
 run(${CMAKE_COMMAND} --build build --target flash_kda_build_info)
 run(${CMAKE_COMMAND} --build build -- -n --quiet)  # a dry run: no rule lacks a source
 
+# What is built without CUDA must not need its headers, which may lie in the compiler's own folders here.
+file(GLOB plain ${SOURCE_DIR}/src/cuda/plan.* ${SOURCE_DIR}/src/cuda/unavailable.cpp ${SOURCE_DIR}/src/cuda/backend.h
+     ${SOURCE_DIR}/src/cuda/*/config.h)
+foreach(file IN LISTS plain)
+  file(STRINGS ${file} found REGEX "#include <cuda")
+  if(found)
+    message(FATAL_ERROR "${file}: got ${found}, accepted is plain C++: it is compiled without CUDA, too")
+  endif()
+endforeach()
+
 execute_process(COMMAND ${PYTHON} ${SOURCE_DIR}/tools/digest.py OUTPUT_VARIABLE digest OUTPUT_STRIP_TRAILING_WHITESPACE
                 COMMAND_ERROR_IS_FATAL ANY)
 file(READ ${WORK_DIR}/build/generated/api/build_info.h header)

@@ -1,8 +1,6 @@
 // Sizes and the shared-memory plan of the fused kernel. Plain C++, read by the host and the kernel.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "common/sequence.h"
