@@ -13,6 +13,9 @@ inline constexpr int kHeadDim = 128;  ///< K and V
 inline constexpr int kHalf = 64;      ///< channels of a shared-memory row: 128 bytes
 inline constexpr int kWarpgroup = 128;
 
+inline constexpr int kSlice = 8;  ///< channels that a warp scales at a time
+inline constexpr int kSlices = kHeadDim / kSlice;
+
 /// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state. The first ones are the state's,
 /// those after them scale, and the last one finishes: two inverting warps, a scoring and a moving one. With warps 0 ...
 /// 3 of a warpgroup on the four schedulers of a multiprocessor, every scheduler has the same mixture.
@@ -22,20 +25,21 @@ struct Roles {
   constexpr int threads() const { return (state_groups + scale_groups() + 1) * kWarpgroup; }
   constexpr int scaling_warps() const { return 4 * scale_groups(); }
   /// Of a chunk's kSlices.
-  constexpr int slices_per_warp() const { return 16 / scaling_warps(); }
+  constexpr int slices_per_warp() const { return kSlices / scaling_warps(); }
   /// A thread, after the warpgroups have shared out what they were launched with.
   static constexpr int state_registers() { return 160; }
   static constexpr int scale_registers() { return 48; }
   static constexpr int finish_registers() { return 64; }
-  constexpr int registers() const {
-    return kWarpgroup * (state_groups * state_registers() + scale_groups() * scale_registers() + finish_registers());
+  /// setmaxnreg moves only what the launch gives: to every thread the same, a multiple of 8. What does not fit hangs.
+  constexpr bool fits() const {
+    const int launched = 65536 / threads() / 8 * 8;
+    return state_groups * state_registers() + scale_groups() * scale_registers() + finish_registers() <=
+           threads() / kWarpgroup * launched;
   }
 };
-static_assert(Roles{1}.registers() <= 65536 && Roles{2}.registers() <= 65536);
+static_assert(Roles{1}.fits() && Roles{2}.fits());
 inline constexpr int kInverters = 2;  ///< inverting warps, a chunk each in turn
 
-inline constexpr int kSlice = 8;  ///< channels that a warp scales at a time
-inline constexpr int kSlices = kHeadDim / kSlice;
 static_assert(Roles{1}.slices_per_warp() * Roles{1}.scaling_warps() == kSlices);
 static_assert(Roles{2}.slices_per_warp() * Roles{2}.scaling_warps() == kSlices);
 
@@ -109,8 +113,8 @@ struct Triangle {
 inline constexpr int kStages = 4;
 inline constexpr int kOperands = 3;
 
-/// What a CTA works on: one sequence of one value head, all of V or half of it. It and the sources are kept in shared
-/// memory, for registers are scarce.
+/// What a CTA works on: one sequence of one value head, all of V or half of it. Kept in shared memory, for registers
+/// are scarce.
 struct Task {
   Sequence sequence;
   Slots slots;
