@@ -124,11 +124,6 @@ __device__ __forceinline__ void multiply_accumulate_half(float (&c)[4], const ui
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Barrier `id` (1 ... 15) of `threads` threads.
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /// x as a number of which the compiler knows nothing: what depends on it alone is computed again, for kept over a loop
 /// it would fill the registers.
 __device__ __forceinline__ int forget(int x) {

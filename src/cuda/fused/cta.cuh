@@ -58,7 +58,7 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
     shared.gate.bias[thread] = p.dt_bias == nullptr ? 0.0f : p.dt_bias[task.head * kHeadDim + thread];
   __syncthreads();
 
-  const int warp = thread / 32, lane = thread % 32, warp_of_group = warp % 4;
+  const int lane = thread % 32, warp_of_group = thread / 32 % 4;
   if (warpgroup < kStateGroups) {
     take_registers<Roles::state_registers()>();
     walk_sequence(p, shared.task, shared, warpgroup, warp_of_group, lane);
@@ -68,9 +68,9 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
   } else {
     give_registers<Roles::finish_registers()>();
     if (warp_of_group < kInverters)
-      invert_chunks(p, shared.task, shared, warp_of_group, lane);
+      invert_chunks(p, shared.task, shared, warp_of_group);
     else if (warp_of_group == kInverters)
-      score_chunks(p, shared.task, shared, lane);
+      score_chunks(p, shared.task, shared);
     else
       move_chunks<kStateGroups>(p, maps, shared.task, shared, lane);
   }

@@ -166,11 +166,10 @@ __device__ __forceinline__ void store_inverse(Stage& stage, Triangle (&triangle)
 }
 
 /// An inverting warp's chunks.
-__device__ __forceinline__ void invert_chunks(const Params& p, const Task& task, Shared& shared, int inverter,
-                                              int lane) {
+__device__ __forceinline__ void invert_chunks(const Params& p, const Task& task, Shared& shared, int inverter) {
 #pragma unroll 1
   for (int chunk = inverter; chunk < task.chunks; chunk += kInverters) {
-    lane = thread_of_cta() % 32;
+    int lane = thread_of_cta() % 32;
     Stage& stage = shared.stage[chunk % kStages];
     const Operands& operands = shared.operands[chunk % kOperands];
     const int64_t token = task.sequence.begin + chunk * kChunk + lane;
@@ -217,10 +216,10 @@ __device__ __forceinline__ float query_factor(const Params& p, const Operands& o
 }
 
 /// The scoring warp.
-__device__ __forceinline__ void score_chunks(const Params& p, const Task& task, Shared& shared, int lane) {
+__device__ __forceinline__ void score_chunks(const Params& p, const Task& task, Shared& shared) {
 #pragma unroll 1
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
-    lane = thread_of_cta() % 32;
+    const int lane = thread_of_cta() % 32;
     Stage& stage = shared.stage[chunk % kStages];
     const Operands& operands = shared.operands[chunk % kOperands];
     wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);

@@ -59,28 +59,28 @@ __device__ __forceinline__ void store_square_sum(float* sums, const uint32_t (&x
   }
 }
 
-/// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half kHalf. kTail: only `valid` tokens belong to
+/// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half kPart. kTail: only `valid` tokens belong to
 /// the sequence. Every register array over r holds, of tokens 8r ... 8r + 7, token group and channels 2 * member + {0,
 /// 1}.
-template <bool kTail, int kHalf>
+template <bool kTail, int kPart>
 __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const HeadGate& head, int piece, int lane,
                                             int valid) {
   const int group = lane / 4, member = lane % 4;
   // Where a lane points ldmatrix and stmatrix: row `lane` of a tile is that of matrix lane / 8.
   const auto offset = static_cast<uint32_t>(tile_offset(lane, piece * kSlice));
   const uint32_t stage_place = shared_address(&stage) + offset, operands_place = shared_address(&operands) + offset;
-  const uint32_t k_tile = stage_place + kHalf * static_cast<uint32_t>(sizeof(KeysQueries));
+  const uint32_t k_tile = stage_place + kPart * static_cast<uint32_t>(sizeof(KeysQueries));
   const uint32_t q_tile = k_tile + kHalfBytes;
-  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + kHalf * kHalfBytes;
-  const uint32_t left = operands_place + kHalf * Operands::kLeftHalf;
+  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + kPart * kHalfBytes;
+  const uint32_t left = operands_place + kPart * Operands::kLeftHalf;
   const uint32_t right =
-      operands_place + static_cast<uint32_t>(offsetof(Operands, right)) + kHalf * Operands::kRightHalf;
+      operands_place + static_cast<uint32_t>(offsetof(Operands, right)) + kPart * Operands::kRightHalf;
 
   // The right operand of the running sum: tokens 8r + 2 * member + {0, 1} of channel group.
   uint32_t gates[4];
   load_matrix_x4_transposed(gates, g_tile);
   const GateConstants gate = head.constants;
-  const float bias = head.bias[kHalf * kHeadDim / 2 + piece * kSlice + group];
+  const float bias = head.bias[kPart * kHalf + piece * kSlice + group];
   float total = 0;  // of channel group, over this lane's tokens
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
@@ -97,8 +97,7 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
   // The decay of the whole chunk is a product over the sequence: not from gates in fp16.
   total += __shfl_xor_sync(0xffffffffu, total, 1);
   total += __shfl_xor_sync(0xffffffffu, total, 2);
-  if (member == 0)
-    stage.decay[kHalf * kHeadDim / 2 + piece * kSlice + group] = exp2_approx(total * (-1.0f / kGateUnit));
+  if (member == 0) stage.decay[kPart * kHalf + piece * kSlice + group] = exp2_approx(total * (-1.0f / kGateUnit));
   const RunningSum running_sum(lane);
   // x[block] is the C fragment of G + kShift (block 0) and G - middle (block 1); `last` its row 15.
   float x[2][4], last[2][2];
@@ -118,7 +117,7 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
     for (int r = 0; r < 4; ++r)
       if (8 * r + group >= valid) q[r] = k[r] = 0;
   }
-  store_square_sum(operands.query_square_sum[kHalf * kSlices / 2 + piece], q, lane);
+  store_square_sum(operands.query_square_sum[kPart * kSlices / 2 + piece], q, lane);
 
   // What takes a block's own scale to that of the chunk's start, of its end, and of the middle of block 1.
   float second[2], across[2];  // 2^(half of block 1), 2^(block 0 and that half), shifted
@@ -179,16 +178,16 @@ __device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
     wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
     if (chunk >= kOperands)
       wait_barrier(&shared.consumed[chunk % kOperands], static_cast<uint32_t>(chunk / kOperands - 1) & 1);
-    const auto scale_half = [&]<int kHalf>(std::integral_constant<int, kHalf>) {
+    const auto scale_half = [&]<int kPart>(std::integral_constant<int, kPart>) {
       // Nothing but chunk is kept from half to half: registers are short.
       const int thread = thread_of_cta(), now = forget(chunk);
       const int valid = task.valid_tokens(now), piece = thread / 32 % 8;
       Stage& stage = shared.stage[now % kStages];
       Operands& operands = shared.operands[now % kOperands];
       if (valid < kChunk)
-        scale_slice<true, kHalf>(stage, operands, shared.gate, piece, thread % 32, valid);
+        scale_slice<true, kPart>(stage, operands, shared.gate, piece, thread % 32, valid);
       else
-        scale_slice<false, kHalf>(stage, operands, shared.gate, piece, thread % 32, valid);
+        scale_slice<false, kPart>(stage, operands, shared.gate, piece, thread % 32, valid);
     };
     // A warp has one piece of both halves, or of one.
     const bool both = kRoles.slices_per_warp() == 2;

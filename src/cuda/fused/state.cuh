@@ -72,7 +72,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
       load_matrix_x4_transposed(v[i], shared_address(stage.v) + values_offset + i * kBlock * 128);
     const int valid = task.valid_tokens(chunk);
     if (valid < kChunk) {  // tokens behind the sequence have beta = 0, and v that is not theirs
-      const int first = 2 * ((forget(lane) & 3));
+      const int first = 2 * (forget(lane) & 3);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
 #pragma unroll
