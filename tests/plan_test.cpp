@@ -122,6 +122,16 @@ TEST(CudaPlan, FusedWhereItIsAskedFor) {
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).threads, 640);
 }
 
+TEST(CudaPlan, TwoKernelWhereFusedCannot) {
+  Case c = cuda_case();
+  c.H = 40;
+  Machine blackwell = hopper();
+  blackwell.compute_capability = 100;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);
+  c.gate_dtype = FLASH_KDA_F32;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+}
+
 TEST(CudaPlan, TwoKernel) {
   const Plan plan = plan_of(two_kernel_case(), FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaTwoKernel);

@@ -108,11 +108,4 @@ const std::vector<Case>& cuda_small_cases() {
   return cases;
 }
 
-double bf16_tolerance(const Case& c) {
-  const bool chunk_of_32 = c.cuda_path == FLASH_KDA_CUDA_PATH_FUSED;
-  if (c.family == Family::kF6) return 1.15 * (chunk_of_32 ? 1.4e-2 : 1.0e-2);
-  if (c.family == Family::kF7) return 1.15 * (chunk_of_32 ? 1.5e-2 : 9.4e-3);
-  return 5e-3;
-}
-
 }  // namespace flash_kda::test

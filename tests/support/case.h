@@ -91,4 +91,8 @@ std::ostream& operator<<(std::ostream& stream, const Case& c);
 /// The bar for computing in fp32 (relative Frobenius error against the fp64 recurrence).
 double fp32_tolerance(const Case& c);
 
+/// Bar of a kernel with bf16 operands and fp32 accumulation, output and state, for one tensor of one seed.
+/// docs/operator.md has the measured figures of the rounding itself; F6 and F7 amplify it.
+double bf16_tolerance(const Case& c);
+
 }  // namespace flash_kda::test

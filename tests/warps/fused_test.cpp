@@ -21,10 +21,8 @@ namespace {
 
 constexpr uint64_t kSeed = 1;
 
-/// The bar of bf16 operands for the families used here, as in tests/cuda/cases.cpp.
-constexpr double kTolerance = 5e-3;
-
-Case bf16(Case c) {
+Case fused(Case c) {
+  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
   c.qkv = c.gate_dtype = c.beta_dtype = c.out = FLASH_KDA_BF16;
   return c;
 }
@@ -34,13 +32,13 @@ std::vector<Case> cases() {
   std::vector<Case> cases;
   const auto add = [&](const Case& c) {
     for (bool batch_invariant : {false, true}) {
-      cases.push_back(bf16(c));
+      cases.push_back(fused(c));
       cases.back().batch_invariant = batch_invariant;
     }
   };
   for (int64_t T : {1, 16, 33, 250}) add({.T = T, .H = 1});
-  add({.T = 75, .H = 1, .family = Family::kF3});
-  add({.T = 75, .H = 1, .family = Family::kF5});
+  for (Family family : {Family::kF2, Family::kF3, Family::kF4, Family::kF5, Family::kF6, Family::kF7, Family::kF8})
+    add({.T = 75, .H = 1, .family = family});
   add({.T = 40, .H = 1, .HV = 2, .beta_form = FLASH_KDA_BETA_TWICE_SIGMOID});
   add({.T = 40, .H = 1, .gate_parameters = false, .l2norm = false});
   add({.lengths = {0, 37, 1, 0, 64}, .rows_after = 5});
@@ -80,8 +78,7 @@ void run_kernel(const Params& p, const Plan& plan) {
 }
 
 void run_kernel(const Problem& problem) {
-  Params p = validate(problem.forward_args(), Purpose::kRun);
-  p.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+  const Params p = validate(problem.forward_args(), Purpose::kRun);
   const Plan plan = cuda::make_plan(p, hopper());
   ASSERT_EQ(plan.path, Path::kCudaFused);
   if (plan.value_split == 2)
@@ -101,12 +98,12 @@ TEST_P(FusedOnEmulatedWarpsGrid, AgreesWithTheRecurrence) {
 
   const Problem problem(GetParam(), kSeed, FLASH_KDA_BACKEND_CPU);
   run_kernel(problem);
-  EXPECT_EQ(faults(problem, oracle, kTolerance), "");
+  EXPECT_EQ(faults(problem, oracle, bf16_tolerance(GetParam())), "");
 }
 
 TEST(FusedOnEmulatedWarps, C28_TotalDecayOfAPartialChunk) {
   // beta = 0 and a state of ones: the final state is the total decay of each channel.
-  const Case c = bf16({.H = 1, .lengths = {64, 17}, .family = Family::kF5, .beta_form = FLASH_KDA_BETA_PROBABILITIES});
+  const Case c = fused({.H = 1, .lengths = {64, 17}, .family = Family::kF5, .beta_form = FLASH_KDA_BETA_PROBABILITIES});
   Problem oracle(oracle_case(c), kSeed, FLASH_KDA_BACKEND_REFERENCE);
   const Problem problem(c, kSeed, FLASH_KDA_BACKEND_CPU);
   for (const Problem* each : {static_cast<const Problem*>(&oracle), &problem})
