@@ -105,7 +105,7 @@ def fwd(
 
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
     """Bytes of GPU workspace that `fwd` needs over N sequences of T_total tokens in all and H heads, K = V = 128, with
-    bfloat16 inputs; 0 where it takes the fused kernel.
+    bfloat16 inputs.
 
     `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs
     none.
@@ -201,7 +201,7 @@ def forward(
             checks.
         num_threads: Of the CPU backend; 0 uses what OpenMP would.
         backend: None chooses by where the tensors are. For host memory "cpu", or "reference" (fp64, slow, for
-            checking); for a GPU "cuda", which takes the path that suits the call, or "cuda/two_kernel" or "cuda/fused",
+            checking); for a GPU "cuda", which leaves the path to the library, or "cuda/two_kernel" or "cuda/fused",
             which fix it (`cuda_path` in the C interface and in messages).
         stream: A cudaStream_t as an integer; None is the current stream of q's framework.
         workspace: One-dimensional GPU memory for the call; None allocates through q's framework.
