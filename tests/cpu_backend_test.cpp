@@ -1,6 +1,7 @@
 // The CPU kernels below the interface: every compiled body against the fp64 recurrence, and what must not change a bit.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -138,24 +139,39 @@ flash_kda_tensor tokens_of(flash_kda_tensor t, int64_t first, int64_t rows) {
   return t;
 }
 
+/// The case by calls of `piece` tokens, each of which goes on from the state of the one before.
+Problem run_in_pieces(const Case& c, int64_t piece, cpu::InstructionSet set) {
+  Problem parts(c, kSeed, FLASH_KDA_BACKEND_CPU);
+  for (int64_t first = 0; first < c.T; first += piece) {
+    flash_kda_forward_args args = parts.forward_args();
+    for (auto member : {&flash_kda_forward_args::q, &flash_kda_forward_args::k, &flash_kda_forward_args::v,
+                        &flash_kda_forward_args::g, &flash_kda_forward_args::beta, &flash_kda_forward_args::out})
+      args.*member = tokens_of(args.*member, first, std::min(piece, c.T - first));
+    if (first > 0) args.initial_state = args.final_state;
+    run(args, {.instruction_set = set});
+  }
+  return parts;
+}
+
 TEST(CpuBits, SplitAtAChunkIsTheSame) {
-  const int64_t T = 150;
-  const Case c{.T = T, .H = 2, .HV = 4, .V = 60};
+  const Case c{.T = 150, .H = 2, .HV = 4, .V = 60};
   for (cpu::InstructionSet set : cpu::usable_instruction_sets()) {
     const Problem whole = run_forward(c, {.instruction_set = set});
-    for (int64_t cut : {cpu::kChunk, 4 * cpu::kChunk, 9 * cpu::kChunk}) {
-      const Problem parts(c, kSeed, FLASH_KDA_BACKEND_CPU);
-      const flash_kda_forward_args all = parts.forward_args();
-      for (auto [first, rows] : {std::pair<int64_t, int64_t>{0, cut}, {cut, T - cut}}) {
-        flash_kda_forward_args args = all;
-        for (auto member : {&flash_kda_forward_args::q, &flash_kda_forward_args::k, &flash_kda_forward_args::v,
-                            &flash_kda_forward_args::g, &flash_kda_forward_args::beta, &flash_kda_forward_args::out})
-          args.*member = tokens_of(args.*member, first, rows);
-        if (first > 0) args.initial_state = args.final_state;
-        run(args, {.instruction_set = set});
-      }
-      EXPECT_EQ(bitwise_faults(parts, whole), "") << cpu::name_of(set) << " cut at " << cut;
-    }
+    for (int64_t piece : {cpu::kChunk, 4 * cpu::kChunk, 9 * cpu::kChunk})
+      EXPECT_EQ(bitwise_faults(run_in_pieces(c, piece, set), whole), "") << cpu::name_of(set) << " pieces of " << piece;
+  }
+}
+
+/// A call of at most kChunk tokens is one chunk of as many: calls of C tokens compute with chunks of C.
+TEST(CpuChunk, ChunkSizeDoesNotMatter) {
+  for (const Case& c : {Case{.T = 50}, Case{.T = 50, .K = 60, .V = 33, .family = Family::kF3},
+                        Case{.T = 50, .H = 1, .family = Family::kF7},
+                        Case{.T = 50, .H = 1, .family = Family::kExtreme, .gate = FLASH_KDA_GATE_SOFTPLUS}}) {
+    const Problem oracle = run_oracle(c);
+    for (cpu::InstructionSet set : cpu::usable_instruction_sets())
+      for (int64_t chunk : {1, 3, 4, 7, 8, 15, cpu::kChunk})
+        EXPECT_EQ(faults(run_in_pieces(c, chunk, set), oracle, fp32_tolerance(c)), "")
+            << c << ' ' << cpu::name_of(set) << " chunk " << chunk;
   }
 }
 

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -378,6 +380,96 @@ TEST_P(Oracle, SplittingAtEveryPointChangesNothing) {
     ASSERT_EQ(flash_kda_forward(&first), FLASH_KDA_OK) << flash_kda_last_error();
     ASSERT_EQ(flash_kda_forward(&second), FLASH_KDA_OK) << flash_kda_last_error();
     EXPECT_EQ(bitwise_faults(parts, whole), "") << "split at " << split;
+  }
+}
+
+/// The chunked form of docs/operator.md, section 3, with `chunk` tokens at a time, on top of the outputs of `p`: log
+/// gate, probabilities, norm. One anchor at the start of a chunk is enough in fp64, as long as its decay stays above
+/// 2^-1022.
+void run_chunked(const Problem& p, int64_t chunk) {
+  const Case& c = p.shape();
+  const auto K = static_cast<size_t>(c.K), V = static_cast<size_t>(c.value_dim());
+  using Rows = std::vector<std::vector<double>>;
+  const auto dot = [](const std::vector<double>& x, const std::vector<double>& y) {
+    return std::inner_product(x.begin(), x.end(), y.begin(), 0.0);
+  };
+  for (int64_t h = 0; h < c.H; ++h) {
+    const auto row = [&](const char* name, int64_t t, size_t extent) {
+      std::vector<double> x(extent);
+      for (size_t d = 0; d < extent; ++d) x[d] = get(p.tensor(name), {0, t, h, static_cast<int64_t>(d)});
+      return x;
+    };
+    const auto normalised = [&](const char* name, int64_t t) {
+      std::vector<double> x = row(name, t, K);
+      const double norm = std::sqrt(dot(x, x) + 1e-6);
+      for (double& element : x) element /= norm;
+      return x;
+    };
+    Rows S(V, std::vector<double>(K));
+    for (size_t i = 0; i < V; ++i)
+      for (size_t d = 0; d < K; ++d)
+        S[i][d] = get(p.tensor("initial_state"), {0, h, static_cast<int64_t>(i), static_cast<int64_t>(d)});
+    for (int64_t first = 0; first < c.T; first += chunk) {
+      const auto rows = static_cast<size_t>(std::min(chunk, c.T - first));
+      Rows q_decayed, k_decayed, k_grown, k_end, v, U(rows, std::vector<double>(V));
+      std::vector<double> G(K), beta;
+      for (size_t i = 0; i < rows; ++i) {
+        const int64_t t = first + static_cast<int64_t>(i);
+        const std::vector<double> gamma = row("g", t, K);
+        q_decayed.push_back(normalised("q", t));
+        k_decayed.push_back(normalised("k", t));
+        k_grown.push_back(k_decayed.back());
+        for (size_t d = 0; d < K; ++d) {
+          G[d] += gamma[d] * std::numbers::log2e;
+          q_decayed[i][d] *= static_cast<double>(c.scale) * std::exp2(G[d]);
+          k_decayed[i][d] *= std::exp2(G[d]);
+          k_grown[i][d] *= std::exp2(-G[d]);
+        }
+        v.push_back(row("v", t, V));
+        beta.push_back(get(p.tensor("beta"), {0, t, h}));
+      }
+      for (const std::vector<double>& k : k_grown) {
+        k_end.push_back(k);
+        for (size_t d = 0; d < K; ++d) k_end.back()[d] *= std::exp2(G[d]);
+      }
+      for (size_t i = 0; i < rows; ++i) {
+        std::vector<double> A(i), P(i + 1);
+        for (size_t j = 0; j < i; ++j) A[j] = beta[i] * dot(k_decayed[i], k_grown[j]);
+        for (size_t j = 0; j <= i; ++j) P[j] = dot(q_decayed[i], k_grown[j]);
+        for (size_t n = 0; n < V; ++n) {
+          U[i][n] = beta[i] * (v[i][n] - dot(k_decayed[i], S[n]));
+          double o = dot(q_decayed[i], S[n]);
+          for (size_t j = 0; j < i; ++j) U[i][n] -= A[j] * U[j][n];  // (I + A)^-1
+          for (size_t j = 0; j <= i; ++j) o += P[j] * U[j][n];
+          set(p.tensor("out"), {0, first + static_cast<int64_t>(i), h, static_cast<int64_t>(n)}, o);
+        }
+      }
+      for (size_t n = 0; n < V; ++n)
+        for (size_t d = 0; d < K; ++d) {
+          S[n][d] *= std::exp2(G[d]);
+          for (size_t j = 0; j < rows; ++j) S[n][d] += U[j][n] * k_end[j][d];
+        }
+    }
+    for (size_t i = 0; i < V; ++i)
+      for (size_t d = 0; d < K; ++d)
+        set(p.tensor("final_state"), {0, h, static_cast<int64_t>(i), static_cast<int64_t>(d)}, S[i][d]);
+  }
+}
+
+TEST_P(Oracle, ChunkSizeDoesNotMatter) {
+  Case c = plain();
+  c.T = 100;  // a multiple of neither 16, 32 nor 64
+  c.gate = FLASH_KDA_GATE_LOG;
+  c.beta_form = FLASH_KDA_BETA_PROBABILITIES;
+  c.scale = 0.5F;
+  for (Family family : {Family::kF1, Family::kF3}) {
+    c.family = family;
+    const Problem recurrence = solve(c);
+    for (int64_t chunk : {1, 4, 16, 32, 64}) {
+      const Problem chunked = prepare(c);
+      run_chunked(chunked, chunk);
+      EXPECT_EQ(faults(chunked, recurrence, kSummation), "") << c << " chunk " << chunk;
+    }
   }
 }
 
