@@ -66,6 +66,13 @@ void assign(const Problem& problem, const char* name, Function fn) {
   for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, fn(at)); });
 }
 
+/// `extent` indices of `dimension` from `first` on.
+flash_kda_tensor part(flash_kda_tensor t, int dimension, int64_t first, int64_t extent) {
+  t.data = static_cast<char*>(t.data) + first * t.strides[dimension] * size_of(static_cast<flash_kda_dtype>(t.dtype));
+  t.shape[dimension] = extent;
+  return t;
+}
+
 Case bf16(Case c) {
   c.qkv = c.gate_dtype = c.beta_dtype = c.out = BF16;
   return c;
@@ -240,14 +247,9 @@ void expect_each_as_if_alone(Case c) {
   for (int64_t n = 0; n < c.sequences(); begin += c.length(n++)) {
     flash_kda_forward_args args = alone.forward_args();
     using Args = flash_kda_forward_args;
-    const auto advance = [](flash_kda_tensor& t, int dimension, int64_t first, int64_t extent) {
-      t.data =
-          static_cast<char*>(t.data) + first * t.strides[dimension] * size_of(static_cast<flash_kda_dtype>(t.dtype));
-      t.shape[dimension] = extent;
-    };
     for (auto member : {&Args::q, &Args::k, &Args::v, &Args::g, &Args::beta, &Args::out})
-      advance(args.*member, 1, begin, c.length(n));
-    for (auto member : {&Args::initial_state, &Args::final_state}) advance(args.*member, 0, n, 1);
+      args.*member = part(args.*member, 1, begin, c.length(n));
+    for (auto member : {&Args::initial_state, &Args::final_state}) args.*member = part(args.*member, 0, n, 1);
     args.cu_seqlens = {};
     ASSERT_EQ(flash_kda_forward(&args), FLASH_KDA_OK) << flash_kda_last_error();
   }
@@ -361,8 +363,61 @@ class Reserved {
   void* begin_;
 };
 
-/// 600,000 tokens of 32 heads in fp32 are 2.5e9 elements and 10 minutes of the recurrence; the offsets alone are
-/// reached by twenty tokens that lie 2^28 elements apart and two heads that lie twenty such steps apart.
+/// A [1, T, ...] tensor `times` times behind itself: in address space, over one copy in memory. Equal rows of the
+/// copies are one row, also when written.
+class Repeated {
+ public:
+  Repeated(const flash_kda_tensor& once, int64_t times) : tensor_(once) {
+    const auto bytes =
+        static_cast<size_t>(once.shape[1] * once.strides[1] * size_of(static_cast<flash_kda_dtype>(once.dtype)));
+    memory_ = std::make_unique<Reserved>(bytes * static_cast<size_t>(times));
+    const int copy = memfd_create("repeated tensor", 0);
+    EXPECT_EQ(ftruncate(copy, static_cast<off_t>(bytes)), 0) << std::strerror(errno);
+    for (int64_t i = 0; i < times; ++i) {
+      void* at = static_cast<char*>(memory_->begin()) + static_cast<size_t>(i) * bytes;
+      EXPECT_EQ(mmap(at, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, copy, 0), at) << std::strerror(errno);
+    }
+    close(copy);
+    std::memcpy(memory_->begin(), once.data, bytes);
+    tensor_.data = memory_->begin();
+    tensor_.shape[1] *= times;
+    tensor_.strides[0] *= times;
+  }
+
+  const flash_kda_tensor& tensor() const { return tensor_; }
+
+ private:
+  flash_kda_tensor tensor_;
+  std::unique_ptr<Reserved> memory_;
+};
+
+/// 5 GB a tensor: every token tensor repeats after 960 tokens, which fill whole pages. An offset that wraps is off by a
+/// power of two of tokens, no multiple of 960, and finds other rows. After half of the 960 nothing is left of what came
+/// before (F2 decays by about 2^-70), so from there on the recurrence over the last 960 tokens alone has the right
+/// rows.
+TEST(Large, C25_600000Tokens) {
+  constexpr int64_t kPeriod = 960, kTimes = 625;
+  const Case c = bf16({.T = kPeriod, .H = 32, .family = Family::kF2, .initial = kNone});
+  const Problem once(c, kSeed, FLASH_KDA_BACKEND_CPU), oracle = solve(c, FLASH_KDA_BACKEND_REFERENCE);
+  flash_kda_forward_args args = once.forward_args();
+  std::vector<std::unique_ptr<Repeated>> tensors;
+  using Args = flash_kda_forward_args;
+  for (auto member : {&Args::q, &Args::k, &Args::v, &Args::g, &Args::beta, &Args::out}) {
+    tensors.push_back(std::make_unique<Repeated>(args.*member, kTimes));
+    args.*member = tensors.back()->tensor();
+  }
+  ASSERT_EQ(args.q.shape[1], 600000);
+  ASSERT_EQ(flash_kda_forward(&args), FLASH_KDA_OK) << flash_kda_last_error();
+  const auto last_rows = [](const flash_kda_tensor& out) { return part(out, 1, kPeriod / 2, kPeriod / 2); };
+  const Difference out =
+      compare(last_rows(args.out), last_rows(once.tensor("out")), last_rows(oracle.tensor("out")), 2);
+  EXPECT_TRUE(out.within(fp32_tolerance(c))) << to_string(out, 4);
+  const Difference state = difference(once, oracle, "final_state");
+  EXPECT_TRUE(state.within(fp32_tolerance(c))) << to_string(state, 4);
+}
+
+/// Every stride alone beyond 32 bits: twenty tokens that lie 2^28 elements apart and two heads that lie twenty such
+/// steps apart, in fp32.
 TEST(Cases, C25_OffsetsBeyond32Bits) {
   const Case c{.T = 20, .family = Family::kF2};
   const Problem compact = solve(c), inputs(c, kSeed, FLASH_KDA_BACKEND_CPU);
