@@ -3,11 +3,11 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -215,10 +215,8 @@ ExitCode bench(const Options& options, bool own_case) {
                         1e-12;
   for (const auto& [count, peak] : peaks) json["fp32_peak_gflops"][std::to_string(count)] = peak * 1e-9;
   for (const Timing& timing : timings) json["benchmarks"].push_back(to_json(timing, gpu));
-  std::ofstream stream(options.json);
-  stream << json.dump(2) << '\n';
-  stream.close();
-  if (!stream) fail(FLASH_KDA_ERROR_VALUE, "{}: cannot be written", options.json);
+  const std::string text = json.dump(2) + '\n';
+  io::write_file(options.json, {std::as_bytes(std::span(text))});
   return kOk;
 }
 

@@ -504,6 +504,23 @@ def test_errors_in_the_input_file(inputs, tmp_path, change, message):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "NAME", "--tokens", 1],
+        ["run", "IN", "--device", "cpu", "-o", "NAME"],
+        ["bench", "--device", "cpu", "--tokens", 1, "--threads", 1, "--repeats", 1, "--json", "NAME"],
+    ],
+)
+def test_a_result_that_cannot_be_written(inputs, tmp_path, arguments):
+    path = tmp_path / ("x" * 250)  # what is written first has a suffix, and then a name that is too long
+    names = {"IN": inputs, "NAME": path}
+    done = subprocess.run([BINARY, *(str(names.get(a, a)) for a in arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2  # of bench after its table
+    assert f"{path}: cannot be written (File name too long), accepted is a file in a folder that takes new files" in done.stderr
+    assert not list(tmp_path.glob("x*"))
+
+
 def test_a_cut_file_is_refused_by_name(inputs, tmp_path):
     path = tmp_path / "cut.safetensors"
     path.write_bytes(inputs.read_bytes()[:-1])

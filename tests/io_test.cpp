@@ -191,6 +191,19 @@ TEST_F(SafetensorsFile, OutputsThatCannotBeFiles) {
   EXPECT_EQ(message(path("new")), "accepted");
 }
 
+TEST_F(SafetensorsFile, FilesThatCannotBeWritten) {
+  const std::string name(250, 'x');  // with the suffix of the temporary file longer than a name may be
+  try {
+    write_safetensors(path(name), {});
+    ADD_FAILURE() << "accepted";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.what(), path(name) +
+                                ": cannot be written (File name too long), accepted is a file in a folder that "
+                                "takes new files and has room for 16 bytes");
+  }
+  EXPECT_EQ(names(), std::vector<std::string>{});
+}
+
 TEST_F(SafetensorsFile, FilesThatCannotBeRead) {
   const auto message = [](const std::string& where) {
     try {

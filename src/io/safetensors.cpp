@@ -293,28 +293,36 @@ void check_output_path(const std::string& path) {
     refuse("{}: got something that is not a regular file, accepted is a new or a regular file", path);
 }
 
-void write_safetensors(const std::string& path, const File& file) {
+void write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
   check_output_path(path);
   const std::filesystem::path target = target_of(path);
   std::filesystem::path temporary = target;
   temporary += fmt::format(".{}.tmp", getpid());
-  const std::string header = header_of(file, path);
-  const uint64_t header_bytes = header.size();
   std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
-  const auto write = [&](const void* bytes, size_t size) {
-    stream.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(size));
-  };
-  write(&header_bytes, kLengthBytes);
-  write(header.data(), header.size());
-  for (const auto& [name, tensor] : file_order(file.tensors)) write(tensor->data.data(), tensor->data.size());
+  size_t total = 0;
+  for (const std::span<const std::byte> part : parts) {
+    stream.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
+    total += part.size();
+  }
   stream.close();
   std::error_code code;
   if (stream) std::filesystem::rename(temporary, target, code);
   if (!stream || code) {
     const std::string reason = code ? code.message() : std::strerror(errno);
     std::filesystem::remove(temporary, code);
-    refuse("{}: cannot be written ({})", path, reason);
+    refuse("{}: cannot be written ({}), accepted is a file in a folder that takes new files and has room for {} bytes",
+           path, reason, total);
   }
+}
+
+void write_safetensors(const std::string& path, const File& file) {
+  const std::string header = header_of(file, path);
+  const uint64_t header_bytes = header.size();
+  std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(&header_bytes, 1)),
+                                                std::as_bytes(std::span(header))};
+  for (const auto& [name, tensor] : file_order(file.tensors))
+    parts.emplace_back(tensor->data.data(), tensor->data.size());
+  write_file(path, parts);
 }
 
 const char* name_of(flash_kda_dtype dtype) { return type_of(dtype).name; }

@@ -62,8 +62,11 @@ File read_safetensors(const std::string& path);
 /// Throws Error unless `path` can become an output: its folder exists, and it is new or a regular file.
 void check_output_path(const std::string& path);
 
-/// Write under a temporary name beside `path`, then rename: a failure leaves what was there before. The same contents
-/// give the same bytes.
+/// Write `parts` behind one another under a temporary name beside `path`, then rename: a failure leaves what was there
+/// before.
+void write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
+
+/// By write_file. The same contents give the same bytes.
 void write_safetensors(const std::string& path, const File& file);
 
 /// "float32", ... as messages and options spell it.
