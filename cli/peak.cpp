@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -54,26 +56,33 @@ namespace flash_kda::cli {
 
 HWY_EXPORT(multiply_add);
 
-double measure_fp32_peak(int threads) {
+namespace {
+
+/// Operations a second of all threads together, over a time that begins before the first and ends after the last.
+double measure_once(int threads, std::chrono::duration<double> time) {
   using Clock = std::chrono::steady_clock;
-  const auto measure = [](double& rate) {
+  const auto begin = Clock::now();
+  std::vector<double> operations(static_cast<size_t>(threads));
+  const auto work = [&](double& sum) {
     float sink = 1;
-    double operations = 0, seconds = 0;
-    const auto begin = Clock::now();
-    while (seconds < 0.2) {
-      operations += HWY_DYNAMIC_DISPATCH(multiply_add)(100'000, &sink);
-      seconds = std::chrono::duration<double>(Clock::now() - begin).count();
-    }
-    rate = sink == 0 ? 0 : operations / seconds;
+    while (Clock::now() - begin < time) sum += HWY_DYNAMIC_DISPATCH(multiply_add)(20'000, &sink);
+    if (sink == 0) sum = 0;
   };
-  std::vector<double> rates(static_cast<size_t>(std::max(threads, 1)));
   std::vector<std::thread> others;
-  for (size_t i = 1; i < rates.size(); ++i) others.emplace_back(measure, std::ref(rates[i]));
-  measure(rates[0]);
+  for (size_t i = 1; i < operations.size(); ++i) others.emplace_back(work, std::ref(operations[i]));
+  work(operations[0]);
   for (std::thread& other : others) other.join();
-  double sum = 0;
-  for (double rate : rates) sum += rate;
-  return sum;
+  return std::accumulate(operations.begin(), operations.end(), 0.0) /
+         std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+}  // namespace
+
+double measure_fp32_peak(int threads) {
+  // Whatever else the machine does only takes from a measurement, so the best is nearest to the peak.
+  double best = 0;
+  for (int i = 0; i < 10; ++i) best = std::max(best, measure_once(std::max(threads, 1), std::chrono::milliseconds(40)));
+  return best;
 }
 
 }  // namespace flash_kda::cli
