@@ -181,9 +181,13 @@ ExitCode bench(const Options& options, bool own_case) {
   if (!options.json.empty()) io::check_output_path(options.json);
   const std::string device_name = make_device_memory(device)->device_name();
 
+  const Progress progress;
   std::map<int, double> peaks;
-  if (!gpu)
+  if (!gpu) {
+    progress.show("measuring the fp32 peak");
     for (int count : threads) peaks[count] = measure_fp32_peak(count);
+    progress.clear();
+  }
   fmt::print("{}: {}\n", device.name(), device_name);
   for (const auto& [count, peak] : peaks)
     fmt::print("fp32 peak with {} thread{}: {:.0f} GFLOP/s, measured with a loop of fused multiply-adds\n", count,
@@ -191,17 +195,14 @@ ExitCode bench(const Options& options, bool own_case) {
   print_header(gpu);
 
   std::vector<Timing> timings;
-  {
-    Progress progress;
-    for (size_t i = 0; i < cases.size(); ++i) {
-      progress.show(fmt::format("[{}/{}] {}", i + 1, cases.size(), cases[i].name()));
-      const Problem problem = generate({cases[i].shape, value_of(gate_names(), cases[i].gate), 0,
-                                        value_of(float_types(), options.dtype), FLASH_KDA_F32, 0});
-      for (int count : threads) {
-        timings.push_back(measure(options, device, cases[i], problem, count, gpu ? 0 : peaks.at(count)));
-        progress.clear();
-        print_row(timings.back(), gpu);
-      }
+  for (size_t i = 0; i < cases.size(); ++i) {
+    progress.show(fmt::format("[{}/{}] {}", i + 1, cases.size(), cases[i].name()));
+    const Problem problem = generate({cases[i].shape, value_of(gate_names(), cases[i].gate), 0,
+                                      value_of(float_types(), options.dtype), FLASH_KDA_F32, 0});
+    for (int count : threads) {
+      timings.push_back(measure(options, device, cases[i], problem, count, gpu ? 0 : peaks.at(count)));
+      progress.clear();
+      print_row(timings.back(), gpu);
     }
   }
   if (options.json.empty()) return kOk;

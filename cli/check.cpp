@@ -1,6 +1,7 @@
 // flashkda check: a device against the fp64 recurrence.
 #include <fmt/format.h>
 
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -65,35 +66,34 @@ void print(const std::string& name, const Comparison& c, bool passed) {
 }
 
 ExitCode check(const Options& options) {
+  const Progress progress;
+  progress.show("reading the input");
   const Problem problem = read_problem(options.input, options.text);
   const Device device = device_of(options.device.device);
   const double tolerance = tolerance_of(options, device, problem);
-  std::map<std::string, io::Tensor> results, references;
-  std::string plan;
-  {
-    Progress progress;
-    progress.show(fmt::format("running on {}", device.name()));
-    Execution execution(problem, {device, options.device.threads, out_type_of(options.out_type, problem),
-                                  value_of(float_types(), options.state_type)});
-    plan = execution.plan();
-    execution.run(1);
-    results = execution.results();
-    progress.show("running the fp64 reference");
-    Execution oracle(problem, {{FLASH_KDA_BACKEND_REFERENCE, 0}, 0, FLASH_KDA_F64, FLASH_KDA_F64});
-    oracle.run(1);
-    references = oracle.results();
-  }
+  progress.show(fmt::format("running on {}", device.name()));
+  Execution execution(problem, {device, options.device.threads, out_type_of(options.out_type, problem),
+                                value_of(float_types(), options.state_type)});
+  execution.run(1);
+  progress.show("running the fp64 reference");
+  Execution oracle(problem, {{FLASH_KDA_BACKEND_REFERENCE, 0}, 0, FLASH_KDA_F64, FLASH_KDA_F64});
+  oracle.run(1);
+  progress.show("comparing");
+  const std::map<std::string, io::Tensor> references = oracle.results();
+  std::map<std::string, Comparison> comparisons;
+  for (const auto& [name, result] : execution.results())
+    comparisons.emplace(name, compare(result, references.at(name)));
+  progress.clear();
 
   bool passed = true;
   nlohmann::ordered_json json{
-      {"input", options.input}, {"device", device.name()}, {"plan", plan}, {"tolerance", tolerance}};
+      {"input", options.input}, {"device", device.name()}, {"plan", execution.plan()}, {"tolerance", tolerance}};
   if (!options.json) {
     fmt::print("{:<16} {}\n", "device", device.name());
-    fmt::print("{:<16} {}\n", "plan", plan);
+    fmt::print("{:<16} {}\n", "plan", execution.plan());
     fmt::print("{:<16} {:.2e} beyond the rounding of the results' types\n", "tolerance", tolerance);
   }
-  for (const auto& [name, result] : results) {
-    const Comparison comparison = compare(result, references.at(name));
+  for (const auto& [name, comparison] : comparisons) {
     const bool within = comparison.within(tolerance);
     passed = passed && within;
     if (options.json)

@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/generator.h"
 #include "cli/options.h"
+#include "cli/progress.h"
 
 namespace flash_kda::cli {
 namespace {
@@ -29,12 +30,16 @@ ExitCode generate(const Options& options) {
                              {},
                              options.seed};
   if (options.initial_state != "none") generator.initial_state_dtype = value_of(float_types(), options.initial_state);
+  const Progress progress;
+  progress.show("generating");
   Problem problem = cli::generate(generator);
   io::File file{std::move(problem.tensors), std::move(problem.text)};
   file.metadata["made_by"] = "flashkda generate " + version();
   file.metadata["gate_strength"] = options.gate_strength;
   file.metadata["seed"] = std::to_string(options.seed);
+  progress.show("writing");
   io::write_safetensors(options.output, file);
+  progress.clear();
   fmt::print("written      {}\n", options.output);
   return kOk;
 }

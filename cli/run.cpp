@@ -9,6 +9,7 @@
 #include "cli/execution.h"
 #include "cli/options.h"
 #include "cli/problem.h"
+#include "cli/progress.h"
 
 namespace flash_kda::cli {
 namespace {
@@ -23,8 +24,11 @@ struct Options {
 
 ExitCode run(const Options& options) {
   if (!options.output.empty()) io::check_output_path(options.output);
+  const Progress progress;
+  progress.show("reading the input");
   const Problem problem = read_problem(options.input, options.text);
   const Device device = device_of(options.device.device);
+  progress.show(fmt::format("running on {}", device.name()));
   Execution execution(problem, {device, options.device.threads, out_type_of(options.out_type, problem),
                                 value_of(float_types(), options.state_type)});
   // The first call pays for page faults and for starting threads; the oracle is too slow to be run for that.
@@ -32,11 +36,14 @@ ExitCode run(const Options& options) {
   const double seconds = execution.run(1).front();
   const int64_t tokens = problem.tokens();
   const double tokens_per_second = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
-  if (!options.output.empty())
+  if (!options.output.empty()) {
+    progress.show("writing the results");
     io::write_safetensors(
         options.output,
         {execution.results(),
          {{"made_by", "flashkda run " + version()}, {"device", device.name()}, {"plan", execution.plan()}}});
+  }
+  progress.clear();
   if (options.json) {
     nlohmann::ordered_json json{{"input", options.input},   {"device", device.name()},
                                 {"path", execution.path()}, {"plan", execution.plan()},

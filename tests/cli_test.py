@@ -1,8 +1,10 @@
 """The command line tool, from outside. FLASHKDA_CLI is the binary."""
 
+import contextlib
 import json
 import math
 import os
+import pty
 import struct
 import subprocess
 from pathlib import Path
@@ -421,6 +423,48 @@ def test_info():
     assert "forward/H12/4x16 K=128 V=128 bfloat16 on cpu" in text and "path=cpu/" in text and "reason=" in text
     result = json.loads(flashkda("info", "--device", "reference", "--json"))
     assert result["forward"]["plan"].startswith("path=reference") and result["cpu"]["threads"] >= 1
+
+
+# ---- progress ---------------------------------------------------------------------------------------------------------------
+
+
+def stages(*arguments, code=0):
+    """What the tool shows on a terminal, one line after the other, and its output."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([BINARY, *map(str, arguments)], stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # what reading from a terminal that nobody has open ends with
+            while data := os.read(ours, 1024):
+                shown += data
+        output = process.stdout.read()
+    os.close(ours)
+    assert process.returncode == code
+    *lines, last = shown.decode().split("\r\x1b[K")
+    return [line for line in lines if line], last, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["generate", "OUT"], ["generating", "writing"]),
+        (["run", "IN"], ["reading the input", "running on cpu"]),
+        (["run", "IN", "-o", "OUT", "--json"], ["reading the input", "running on cpu", "writing the results"]),
+        (["check", "IN"], ["reading the input", "running on cpu", "running the fp64 reference", "comparing"]),
+        (["bench", "--tokens", 8, "--heads", 1, "--threads", 1], ["measuring the fp32 peak", "[1/1] forward/H1/fixed8/random"]),
+    ],
+)
+def test_a_terminal_shows_the_stages(inputs, tmp_path, arguments, expected):
+    names = {"IN": inputs, "OUT": tmp_path / "out"}
+    device = [] if arguments[0] == "generate" else ["--device", "cpu"]
+    lines, last, output = stages(*[names.get(a, a) for a in arguments], *device)
+    assert lines == expected
+    assert last == "" and output != ""  # the line is gone once there are results
+
+
+def test_an_error_replaces_the_stage(tmp_path):
+    lines, last, output = stages("run", tmp_path / "missing", "--device", "cpu", code=2)
+    assert lines == ["reading the input"] and last.startswith("flashkda: ") and output == ""
 
 
 # ---- help and errors --------------------------------------------------------------------------------------------------------
