@@ -492,14 +492,15 @@ TEST(Cases, C29_SlicesOfOneFusedBuffer) {
 }
 
 TEST(Cases, C30_BetaWithALargeRowStride) {
-  const Case c{.T = 50, .H = 12, .beta_dtype = BF16};
+  constexpr int64_t kT = 50, kStride = 6288;
+  const Case c{.T = kT, .H = 12, .beta_dtype = BF16};
   const Problem plain = solve(c), inputs(c, kSeed, FLASH_KDA_BACKEND_CPU);
   flash_kda_forward_args args = inputs.forward_args();
-  std::vector<uint16_t> rows(50 * 6288, 0xffff);
+  std::vector<uint16_t> rows(kT * kStride, 0xffff);
   flash_kda_tensor strided = args.beta;
   strided.data = rows.data() + 100;
-  strided.strides[0] = 50 * 6288;
-  strided.strides[1] = 6288;
+  strided.strides[0] = kT * kStride;
+  strided.strides[1] = kStride;
   for_each_element(strided, [&](const int64_t* at, int64_t) { set(strided, at, get(args.beta, at)); });
   args.beta = strided;
   ASSERT_EQ(flash_kda_forward(&args), FLASH_KDA_OK) << flash_kda_last_error();

@@ -216,7 +216,7 @@ TEST_F(SafetensorsFile, FilesThatCannotBeRead) {
   EXPECT_EQ(message(path("missing")),
             path("missing") + ": cannot be opened (No such file or directory), accepted is a safetensors file");
   EXPECT_EQ(message(folder_.string()), folder_.string() + ": got a folder, accepted is a safetensors file");
-  std::ofstream(path("empty"));
+  std::ofstream(path("empty")).close();
   EXPECT_TRUE(contains(message(path("empty")), "empty: got 0 bytes, accepted is a safetensors file"));
   std::ofstream(path("cut"), std::ios::binary)
       << bytes_of(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "1234");

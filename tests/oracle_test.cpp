@@ -660,7 +660,7 @@ TEST_P(Oracle, PoolSlotsAreRowsByAnotherName) {
     // Rebuild the pool's results from the rows'.
     const Problem expected = prepare(pool);
     for_each_element(expected.tensor("out"), [&](const int64_t* at, int64_t) {
-      const int32_t* begin = static_cast<const int32_t*>(cu.data);
+      const auto* begin = static_cast<const int32_t*>(cu.data);
       const int64_t n = std::upper_bound(begin, begin + pool.sequences() + 1, static_cast<int32_t>(at[1])) - begin - 1;
       set(expected.tensor("out"), at, is_padded_row(pool, n) ? 0 : get(r.tensor("out"), at));
     });

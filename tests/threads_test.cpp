@@ -56,6 +56,7 @@ TEST_P(Threads, CallsAtOnceEqualCallsInARow) {
   }
   std::vector<std::string> faults(kThreads);
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread)
     threads.emplace_back([&, thread] {
       for (int round = 0; round < kRounds; ++round)
@@ -75,8 +76,10 @@ TEST_P(Threads, InputsMayBeShared) {
   const Problem inputs(kCases[0], 5, GetParam());
   ASSERT_EQ(run(inputs, 1), FLASH_KDA_OK) << flash_kda_last_error();
   std::vector<Problem> outputs;
+  outputs.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread) outputs.emplace_back(kCases[0], 5, GetParam());
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (const Problem& own : outputs)
     threads.emplace_back([&] {
       flash_kda_forward_args args = inputs.forward_args();
@@ -93,6 +96,7 @@ INSTANTIATE_TEST_SUITE_P(Backends, Threads, testing::Values(FLASH_KDA_BACKEND_CP
 
 TEST(ThreadSafety, MessagesStayWithTheirThreads) {
   std::vector<std::thread> threads;
+  threads.reserve(kThreads);
   for (int thread = 0; thread < kThreads; ++thread)
     threads.emplace_back([thread] {
       for (int round = 0; round < 100; ++round) {

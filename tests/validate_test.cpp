@@ -649,7 +649,7 @@ const std::vector<Refusal<Forward>> kForwardRefusals{
      kFixed,
      [](Forward& a) {
        a.v.data = a.out.data;
-       move_bytes(a.v, 47 * 4);
+       move_bytes(a.v, int64_t{47} * 4);
      },
      kValue,
      {"out: its memory overlaps v"}},
@@ -667,7 +667,7 @@ const std::vector<Refusal<Forward>> kForwardRefusals{
          t->strides[1] = 12;
        }
        a.k.data = a.out.data;
-       move_bytes(a.k, 8 * 4);
+       move_bytes(a.k, int64_t{8} * 4);
        move_bytes(a.out, 4);
      },
      kValue,
@@ -804,7 +804,7 @@ TEST(Accepted, InterleavedSlicesOfOneBuffer) {
   for (flash_kda_tensor* t : {&args.q, &args.out, &args.k, &args.v}) {
     flash_kda_tensor slice = *t;
     slice.data = buffer.data() + first;
-    slice.strides[0] = 3 * 32;
+    slice.strides[0] = int64_t{3} * 32;
     slice.strides[1] = 32;
     if (t != &args.out) for_each_element(slice, [&](const int64_t* at, int64_t) { set(slice, at, get(*t, at)); });
     *t = slice;

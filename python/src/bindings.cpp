@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 #include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -254,7 +255,7 @@ void run(const nb::tuple& tensors, nb::handle scale, nb::handle lower_bound, nb:
     if (!nb::try_cast(stream, address, false))
       fail(FLASH_KDA_ERROR_TYPE, "stream: got {}, accepted is a cudaStream_t as an integer",
            nb::inst_name(stream).c_str());
-    call.stream = reinterpret_cast<void*>(address);
+    call.stream = std::bit_cast<void*>(address);
   }
   dlpack::Device device;
   std::array<nb::object, Operator::kTensors.size()> owners;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <string_view>
 
@@ -115,7 +116,7 @@ void check_no_gradient(const char* name, nb::handle object, Call& call) {
 /// than the rest of an import; the dictionary keeps the types alive.
 const dlpack::ExchangeApi* exchange_api_of(nb::handle object) {
   static PyObject* const known = PyDict_New();
-  PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+  auto* const type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
   PyObject* capsule = PyDict_GetItemWithError(known, type);
   if (capsule == nullptr) {
     const nb::object found = nb::getattr(type, "__dlpack_c_exchange_api__", nb::none());
@@ -218,7 +219,7 @@ View import_dlpack(const char* name, nb::handle object, Access access, Call& cal
   if (nb::cast<int32_t>(device[0]) == dlpack::kCuda) {
     if (!call.stream) {
       const nb::object current = nb::module_::import_("flash_kda._arrays").attr("current_stream")(name, object);
-      call.stream = reinterpret_cast<void*>(nb::cast<uintptr_t>(current));
+      call.stream = std::bit_cast<void*>(nb::cast<uintptr_t>(current));
     }
     arguments["stream"] = dlpack_stream(*call.stream);
   }

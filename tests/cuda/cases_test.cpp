@@ -27,7 +27,6 @@ using Args = flash_kda_forward_args;
 constexpr auto BF16 = FLASH_KDA_BF16;
 constexpr auto F32 = FLASH_KDA_F32;
 constexpr auto kNone = StateRows::kAbsent;
-constexpr auto kPool = StateRows::kPool;
 constexpr auto kProbabilities = FLASH_KDA_BETA_PROBABILITIES;
 
 // ---- Cases that are one call on the right inputs ----

@@ -288,12 +288,14 @@ TEST(RunTime, CallsFromThreadsAtOnceEqualCallsInARow) {
       fp32_gate({.B = 5, .T = 64, .H = 8}),
   };
   std::vector<Problem> serial;
+  serial.reserve(cases.size());
   for (const Case& c : cases) serial.push_back(solve(c));
   std::vector<std::string> faults(kThreads);
   std::vector<std::thread> threads;
   for (size_t thread = 0; thread < kThreads; ++thread)
     threads.emplace_back([&, thread] {
       std::vector<std::unique_ptr<Call>> calls;
+      calls.reserve(cases.size());
       for (const Case& c : cases) calls.push_back(std::make_unique<Call>(c));
       for (int round = 0; round < kRounds; ++round)
         for (size_t i = 0; i < calls.size(); ++i)

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "api/params.h"
 #include "common/float_types.h"
@@ -197,7 +198,7 @@ Case oracle_case(Case c) {
   return c;
 }
 
-Problem::Problem(const Case& c, uint64_t seed, flash_kda_backend backend) : case_(c), backend_(backend) {
+Problem::Problem(Case c, uint64_t seed, flash_kda_backend backend) : case_(std::move(c)), backend_(backend) {
   buffers_.reserve(16);
   add_tokens();
   add_states();

@@ -50,7 +50,7 @@ class Problem {
  public:
   /// Inputs follow from `seed` and coordinates alone: the same for every layout, and for every type up to its rounding.
   /// Rows that no sequence owns, tokens of padded rows, and states that must not be read stay poisoned.
-  Problem(const Case& c, uint64_t seed, flash_kda_backend backend);
+  Problem(Case c, uint64_t seed, flash_kda_backend backend);
 
   const Case& shape() const { return case_; }
   const std::vector<Block>& blocks() const { return blocks_; }
