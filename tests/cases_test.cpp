@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -20,6 +19,7 @@
 #include "support/compare.h"
 #include "support/problem.h"
 #include "support/random.h"
+#include "support/total_decay.h"
 
 namespace flash_kda::test {
 namespace {
@@ -470,19 +470,10 @@ TEST(Cases, C27_EveryHeadUsesItsOwnGate) {
 }
 
 TEST(Cases, C28_TotalDecayOfAPartialChunk) {
-  // beta = 0 and a state of ones: the final state is the total decay of each channel.
-  const Case c{.H = 2, .lengths = {64, 17}, .family = Family::kF5, .beta_form = kProbabilities};
-  const Mutation ones = [](Problem& p) {
-    assign(p, "beta", [](const int64_t*) { return 0.0; });
-    assign(p, "initial_state", [](const int64_t*) { return 1.0; });
-  };
-  const Problem cpu = solve(c, FLASH_KDA_BACKEND_CPU, ones), oracle = solve(c, FLASH_KDA_BACKEND_REFERENCE, ones);
-  for_each_element(oracle.tensor("final_state"), [&](const int64_t* at, int64_t) {
-    const double expected = get(oracle.tensor("final_state"), at);
-    // Below the smallest normal number nothing is left to be relative to.
-    ASSERT_NEAR(get(cpu.tensor("final_state"), at), expected, std::max(1e-4 * expected, static_cast<double>(FLT_MIN)))
-        << at[0] << ' ' << at[3];
-  });
+  const Case c = total_decay_case({});
+  EXPECT_EQ(total_decay_faults(solve(c, FLASH_KDA_BACKEND_CPU, set_total_decay_inputs),
+                               solve(c, FLASH_KDA_BACKEND_REFERENCE, set_total_decay_inputs)),
+            "");
 }
 
 TEST(Cases, C29_SlicesOfOneFusedBuffer) {

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,6 +18,7 @@
 #include "support/compare.h"
 #include "support/emulation.h"
 #include "support/random.h"
+#include "support/total_decay.h"
 
 namespace flash_kda::test {
 namespace {
@@ -361,19 +361,8 @@ TEST(Cases, C26_LastSlotOfALargePaddedPool) {
 }
 
 TEST(Cases, C28_TotalDecayOfAPartialChunk) {
-  // beta = 0 and a state of ones: the final state is the total decay of each channel.
-  const Case c = bf16({.H = 2, .lengths = {64, 17}, .family = Family::kF5, .beta_form = kProbabilities});
-  const Change ones = [](const Problem& p) {
-    assign(p, "beta", [](const int64_t*) { return 0.0; });
-    assign(p, "initial_state", [](const int64_t*) { return 1.0; });
-  };
-  const Problem gpu = solve(c, ones), oracle = solve_by_oracle(c, ones);
-  for_each_element(oracle.tensor("final_state"), [&](const int64_t* at, int64_t) {
-    const double expected = get(oracle.tensor("final_state"), at);
-    // Below the smallest normal number nothing is left to be relative to.
-    ASSERT_NEAR(get(gpu.tensor("final_state"), at), expected, std::max(1e-4 * expected, static_cast<double>(FLT_MIN)))
-        << at[0] << ' ' << at[3];
-  });
+  const Case c = total_decay_case(bf16({}));
+  EXPECT_EQ(total_decay_faults(solve(c, set_total_decay_inputs), solve_by_oracle(c, set_total_decay_inputs)), "");
 }
 
 TEST(Cases, C30_BetaWithALargeRowStride) {
