@@ -23,19 +23,30 @@ class Counts:
         self.skipped.update(other.skipped)
 
 
+def outcomes(report):
+    """(testcase, "passed", "failed" or "skipped") of every test in one XML report."""
+    for case in ElementTree.parse(report).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            yield case, "failed"
+        elif case.find("skipped") is not None or case.get("status") in ("notrun", "disabled"):
+            yield case, "skipped"
+        else:
+            yield case, "passed"
+
+
 def count(report):
     """The counts of one XML report."""
     counts = Counts()
-    for case in ElementTree.parse(report).iter("testcase"):
-        skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
+    for case, outcome in outcomes(report):
+        if outcome == "failed":
             counts.failed += 1
-        elif skipped is not None or case.get("status") in ("notrun", "disabled"):
+        elif outcome == "passed":
+            counts.passed += 1
+        else:
             name = f"{Path(report).stem}: {case.get('classname', '')}.{case.get('name')}"
+            skipped = case.find("skipped")
             reason = "" if skipped is None else (skipped.get("message") or skipped.text or "")
             counts.skipped[name] = " ".join(reason.split()) or "disabled"
-        else:
-            counts.passed += 1
     return counts
 
 

@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import case_results  # noqa: E402
 import digest  # noqa: E402
 import figures  # noqa: E402
 import readme_tables  # noqa: E402
@@ -55,6 +56,35 @@ class TestReports(Folder):
     def test_failures_and_errors_fail(self):
         total = test_reports.count_all([self.write("a.xml", GTEST_REPORT), self.write("b.xml", FAILED_REPORT)])
         self.assertEqual((total.passed, total.failed, len(total.skipped)), (2, 2, 2))
+
+
+class TestCaseResults(Folder):
+    PAGE = ("| id | input | test | result | GPU suite |\n|---|---|---|---|---|\n| C01 | a | `C01_A` | old | same |\n| C02 | b | `S.C02_B` | | none |\n"
+            "\n| id | where |\n|---|---|\n| C01 | there |\n")
+    SOURCES = {Path("tests/a_test.cpp"): "C01_A C02_B", Path("tests/cuda/a_test.cpp"): "C01_A"}
+
+    def report(self, build, **outcomes):
+        cases = "".join(f'<testcase name="{name}">{"<failure/>" if outcome == "failed" else ""}</testcase>' for name, outcome in outcomes.items())
+        return self.write(f"{build}.xml", f"<testsuite>{cases}</testsuite>")
+
+    def test_a_cell_says_in_which_builds(self):
+        release = self.report("release", **{"Cases.C01_A": "passed", "Large.C01_B": "passed", "XC02_B": "passed"})
+        results = case_results.results_of([release, self.report("asan", **{"Cases.C01_A": "passed"})])
+        self.assertEqual(results, {"C01": "passed: release, asan"})
+        filled = case_results.fill(self.PAGE, results)
+        self.assertIn("| C01 | a | `C01_A` | passed: release, asan | same |\n| C02 | b | `S.C02_B` | – | none |\n", filled)
+        self.assertTrue(filled.endswith("| C01 | there |\n"))
+        self.assertEqual(case_results.fill(filled, results), filled)
+
+    def test_a_failure_shows(self):
+        release = self.report("release", **{"Cases.C01_A": "passed", "Cases.C01_B": "failed"})
+        self.assertEqual(case_results.results_of([release]), {"C01": "failed: release; passed: release"})
+
+    def test_names_that_no_test_has(self):
+        self.assertEqual(case_results.unknown_names(self.PAGE, self.SOURCES), [])
+        self.assertEqual(case_results.unknown_names(self.PAGE.replace("C02_B", "C02_Gone"), self.SOURCES), ["C02_Gone"])
+        self.assertEqual(case_results.unknown_names(self.PAGE + "`Suite.Gone`", self.SOURCES), ["Gone"])
+        self.assertEqual(case_results.unknown_names(self.PAGE.replace("none", "same"), self.SOURCES), ["C02_ in tests/cuda"])
 
 
 class TestDigest(Folder):
