@@ -7,9 +7,11 @@
 #include <fstream>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "cuda/backend.h"
 #include "cuda/device_memory.h"
 #include "flash_kda/flash_kda.hpp"
 #include "support/problem.h"
@@ -22,6 +24,14 @@ std::string path_of(const flash_kda_forward_args& args) {
   constexpr std::string_view kPrefix = "path=cuda/";
   const std::string plan = describe(args);
   return plan.substr(kPrefix.size(), plan.find(' ') - kPrefix.size());
+}
+
+/// The paths that this GPU has: it would refuse the others.
+std::vector<flash_kda_cuda_path> paths_here() {
+  if (cuda::describe_device(0).compute_capability == 90)
+    return {FLASH_KDA_CUDA_PATH_TWO_KERNEL, FLASH_KDA_CUDA_PATH_FUSED};
+  std::fprintf(stderr, "the fused path is left out: it is for compute capability 9.0\n");
+  return {FLASH_KDA_CUDA_PATH_TWO_KERNEL};
 }
 
 /// The fastest of many short runs, after a second of them: other load only ever adds, a short run never fills the GPU's
@@ -61,7 +71,7 @@ nlohmann::ordered_json row_of(flash_kda_cuda_path path) {
 
 int main(int argc, char** argv) try {
   nlohmann::ordered_json rows;
-  for (const flash_kda_cuda_path path : {FLASH_KDA_CUDA_PATH_TWO_KERNEL, FLASH_KDA_CUDA_PATH_FUSED}) {
+  for (const flash_kda_cuda_path path : flash_kda::paths_here()) {
     rows.push_back(flash_kda::row_of(path));
     std::printf("%s\n", rows.back().dump().c_str());
   }

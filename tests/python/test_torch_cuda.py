@@ -92,6 +92,8 @@ def test_state_pool():
 @pytest.mark.parametrize("path", ["two_kernel", "fused"])
 def test_a_path_can_be_asked_for(path):
     """A pool, for the C++ tests hold each path to everything else."""
+    if path == "fused" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("the fused path is for compute capability 9.0")
     x, cu, state = inputs(), lengths(), states(4)
     out, final = flash_kda.forward(**x, cu_seqlens=cu, initial_state=state, backend=f"cuda/{path}")
     assert_right(out, final, x, cu, state)
