@@ -2,11 +2,12 @@
 """Write README.md's tables from the verification records, between `<!-- table: NAME -->` and `<!-- /table -->`, and the pictures
 that it shows (figures.py).
 
-NAME is devices, accuracy, benchmarks, host or figures. With --check nothing is written, and what differs is an error.
+NAME is devices, accuracy, benchmarks, shapes, calls, host or figures. With --check nothing is written, and what differs is an error.
 """
 import argparse
 import math
 import re
+import statistics
 import sys
 
 import figures
@@ -17,7 +18,9 @@ BLOCK = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL
 EMPTY = "no record yet\n"
 MISSING = "–"
 ERRORS = ("output", "state")
-HOST = "host/"  # begins the names of the rows about the host's cost of a call
+# What the names of rows with a table of their own begin with: the host's cost of a call, random shapes, ways to make one call.
+HOST, SHAPES, CALLS = "host/", "shapes/", "calls/"
+PLAIN = "plain"  # ends the name of the call that the other ways are compared with
 
 
 def table(header, rows):
@@ -58,11 +61,11 @@ def accuracy(all_records):
 
 
 def device_rows(record):
-    return [row for row in record["benchmarks"] if not row["name"].startswith(HOST)]
+    return [row for row in record["benchmarks"] if not row["name"].startswith((HOST, SHAPES, CALLS))]
 
 
-def host_rows(record):
-    return [row for row in record["benchmarks"] if row["name"].startswith(HOST)]
+def rows_named(record, prefix):
+    return [row for row in record["benchmarks"] if row["name"].startswith(prefix)]
 
 
 def milliseconds(ms):
@@ -99,19 +102,57 @@ def benchmarks(all_records):
                   for r in all_records for name, by_path in records.by_name(device_rows(r)).items()])
 
 
+def shapes(all_records):
+    """A line a record: the ratios of each path to the floor, and how the fused kernel compares with the two kernels."""
+    paths = paths_of(row for r in all_records for row in rows_named(r, SHAPES))
+
+    def to_floor(cases, path):
+        ratios = {name: by_path[path]["ms"] / by_path[path]["floor_ms"] for name, by_path in cases.items() if path in by_path}
+        if not ratios:
+            return [MISSING, MISSING]
+        worst = max(ratios, key=ratios.get)
+        return [f"{statistics.median(ratios.values()):.2f}×", f"{ratios[worst]:.2f}× ({worst.split('/', 2)[2]})"]
+
+    def compared(cases):
+        both = [by_path for by_path in cases.values() if records.PATHS.keys() <= by_path.keys()]
+        gains = [by_path["two_kernel"]["ms"] / by_path["fused"]["ms"] for by_path in both]
+        return [f"{min(gains):.2f}×", f"{sum(gain < 1 for gain in gains)} of {len(gains)}"] if gains else [MISSING, MISSING]
+
+    header = ["GPU", "shapes", *(f"{records.title(path)}, {which}" for path in paths for which in ("median", "worst")),
+              "least two kernels / fused", "fused slower"]
+    cases = {r["device"]: records.by_name(rows_named(r, SHAPES)) for r in all_records}
+    return table(header, [[device, str(len(c)), *(cell for path in paths for cell in to_floor(c, path)), *compared(c)]
+                          for device, c in cases.items() if c])
+
+
+def calls(all_records):
+    """A line a way to make a call: the time of each path and its ratio to the plain call's."""
+    paths = paths_of(row for r in all_records for row in rows_named(r, CALLS))
+
+    def cell(by_name, name, path):
+        row, plain = (by_name.get(n, {}).get(path) for n in (name, f"{name.rpartition('/')[0]}/{PLAIN}"))
+        return f"{milliseconds(row['ms'])} ({ratio(row['ms'], plain and plain['ms'])})" if row else MISSING
+
+    cases = {r["device"]: records.by_name(rows_named(r, CALLS)) for r in all_records}
+    return table(["GPU", "call", *map(records.title, paths)],
+                 [[device, name.removeprefix(CALLS), *(cell(by_name, name, path) for path in paths)]
+                  for device, by_name in cases.items() for name in by_name])
+
+
 def host(all_records):
     """A line a language: what a call on each path costs the host."""
-    paths = paths_of(row for r in all_records for row in host_rows(r))
+    paths = paths_of(row for r in all_records for row in rows_named(r, HOST))
 
     def cell(row):
         return f"{row['ms'] * 1e3:.1f}" if row else MISSING
 
     return table(["GPU", "call from", *map(records.title, paths)],
                  [[r["device"], name.removeprefix(HOST), *(cell(by_path.get(path)) for path in paths)]
-                  for r in all_records for name, by_path in records.by_name(host_rows(r)).items()])
+                  for r in all_records for name, by_path in records.by_name(rows_named(r, HOST)).items()])
 
 
-TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks, "host": host, "figures": figures.markdown}
+TABLES = {"devices": devices, "accuracy": accuracy, "benchmarks": benchmarks, "shapes": shapes, "calls": calls, "host": host,
+          "figures": figures.markdown}
 
 
 def render(text, all_records):

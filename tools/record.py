@@ -121,6 +121,16 @@ def merge(folder, expected_digest):
     }
 
 
+def text(record):
+    """JSON with a row a line."""
+    def value(content):
+        if not isinstance(content, list):
+            return json.dumps(content)
+        return "[\n" + ",\n".join(f"    {json.dumps(row)}" for row in content) + "\n  ]"
+
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {value(content)}" for key, content in record.items()) + "\n}\n"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
@@ -132,7 +142,7 @@ def main():
         print(f"no record written: {error}", file=sys.stderr)
         return 1
     path = arguments.output / records.file_name(record["device"])
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    path.write_text(text(record))
     print(path)
     return 0
 

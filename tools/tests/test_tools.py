@@ -188,6 +188,22 @@ class TestRecord(Folder):
                 self.write("benchmarks/c.json", {"benchmarks": [{**self.benchmark, "path": "two_kernel", **change}]})
                 self.refused("on path two_kernel, .* on path fused; accepted are paths of one run")
 
+    def test_rows_of_several_files(self):
+        shapes = [{"name": "shapes/0/N2/H8/T900", "path": path, "ms": ms, "floor_ms": 0.1} for path, ms in (("fused", 0.2), ("two_kernel", 0.3))]
+        self.write("benchmarks/shapes.json", {"benchmarks": shapes})
+        merged = record.merge(self.root, "d1")
+        self.assertEqual(merged["benchmarks"], [self.benchmark, *({"peers_ms": {}, **row} for row in shapes)])
+        self.write("benchmarks/shapes.json", {"benchmarks": [shapes[0], {**shapes[1], "floor_ms": 0.2}]})
+        self.refused("accepted are paths of one run")
+        self.write("benchmarks/shapes.json", {"benchmarks": [{"name": "shapes/0/N2/H8/T900", "path": "fused", "ms": 0.2}]})
+        self.refused("lacks floor_ms")
+
+    def test_the_text_has_a_row_a_line(self):
+        merged = record.merge(self.root, "d1")
+        text = record.text(merged)
+        self.assertEqual(json.loads(text), merged)
+        self.assertIn(f'  "accuracy": [\n    {json.dumps(self.row)}\n  ],\n', text)
+
     def test_copy_speed_twice(self):
         self.write("benchmarks/c.json", {"copy_tb_s": 4.2, "benchmarks": []})
         self.refused("copy_tb_s is in 2 files")
@@ -242,6 +258,31 @@ class TestReadmeTables(unittest.TestCase):
         text = readme_tables.benchmarks([self.record_with(benchmarks=[benchmark("decode/H12/B64/fp32", "step", 0.02, new=0.04)])])
         self.assertIn("| fused | two kernels | step | floor | fla | published | new |\n", text)
         self.assertIn("| – | – | 0.0200 (0.08×) | 0.240 | – | – | 0.0400 (–, –, 2.00×) |\n", text)
+
+    def test_shapes(self):
+        rows = [benchmark(f"shapes/{name}", path, ms) for name, fused_ms, two_ms in (("0/N1/H2/T30", 0.48, 0.96), ("1/N2/H8/T900", 0.6, 0.54),
+                                                                                    ("2/N3/H1/T0", 0.24, 0.72))
+                for path, ms in (("fused", fused_ms), ("two_kernel", two_ms))]
+        text = readme_tables.shapes([self.record_with(benchmarks=rows)])
+        self.assertIn("| fused, median | fused, worst | two kernels, median | two kernels, worst | least two kernels / fused | fused slower |\n", text)
+        self.assertIn("| NVIDIA H200 | 3 | 2.00× | 2.50× (N2/H8/T900) | 3.00× | 4.00× (N1/H2/T30) | 0.90× | 1 of 3 |\n", text)
+        one = readme_tables.shapes([self.record_with(benchmarks=rows[1:2])])
+        self.assertIn("| NVIDIA H200 | 1 | – | – | 4.00× | 4.00× (N1/H2/T30) | – | – |\n", one)
+        self.assertEqual(readme_tables.shapes([self.RECORD]).count("\n"), 2)
+
+    def test_calls(self):
+        rows = [benchmark(f"calls/H12/fixed8192/{way}", "fused", ms) for way, ms in (("plain", 0.2), ("no A_log", 0.206))]
+        rows += [benchmark("calls/H12/fixed8192/plain", "two_kernel", 0.4), benchmark("calls/H96/fixed8192/no A_log", "fused", 0.5)]
+        text = readme_tables.calls([self.record_with(benchmarks=rows)])
+        self.assertIn("| GPU | call | fused | two kernels |\n", text)
+        self.assertIn("| NVIDIA H200 | H12/fixed8192/plain | 0.200 (1.00×) | 0.400 (1.00×) |\n", text)
+        self.assertIn("| NVIDIA H200 | H12/fixed8192/no A_log | 0.206 (1.03×) | – |\n", text)
+        self.assertIn("| H96/fixed8192/no A_log | 0.500 (–) | – |\n", text)
+
+    def test_rows_with_a_table_of_their_own_are_in_no_other(self):
+        names = ["host/cpp", "shapes/0/N1/H2/T30", "calls/H12/fixed8192/plain"]
+        text = readme_tables.benchmarks([self.record_with(benchmarks=[benchmark(name, "fused", 0.1) for name in names])])
+        self.assertEqual(text.count("\n"), 2)
 
     def test_host(self):
         self.assertEqual(readme_tables.host([self.RECORD]), "| GPU | call from | fused | two kernels |\n| --- | --- | --- | --- |\n"
