@@ -34,6 +34,13 @@ __device__ __forceinline__ float reciprocal_approx(float x) {
   return y;
 }
 
+/// 1 / sqrt(x), relative error about 1e-7; denormals count as zero.
+__device__ __forceinline__ float rsqrt_approx(float x) {
+  float y;
+  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Two floats rounded to nearest bf16: `low` in the low half.
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   uint32_t packed;

@@ -16,13 +16,15 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kSlice = 8;  ///< channels that a warp scales at a time
 inline constexpr int kSlices = kHeadDim / kSlice;
 
-/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state. The first ones are the state's,
-/// those after them scale, and the last one finishes: two inverting warps, a scoring and a moving one. With warps 0 ...
-/// 3 of a warpgroup on the four schedulers of a multiprocessor, every scheduler has the same mixture.
+/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state: the first ones are the state's,
+/// those after them scale, and the last ones finish, a chunk each in turn, and move. With warps 0 ... 3 of a warpgroup
+/// on the four schedulers of a multiprocessor, every scheduler has the same mixture.
 struct Roles {
   int state_groups;
   constexpr int scale_groups() const { return state_groups == 2 ? 2 : 4; }
-  constexpr int threads() const { return (state_groups + scale_groups() + 1) * kWarpgroup; }
+  constexpr int finish_groups() const { return state_groups == 2 ? 1 : 2; }
+  constexpr int groups() const { return state_groups + scale_groups() + finish_groups(); }
+  constexpr int threads() const { return groups() * kWarpgroup; }
   constexpr int scaling_warps() const { return 4 * scale_groups(); }
   /// Of a chunk's kSlices.
   constexpr int slices_per_warp() const { return kSlices / scaling_warps(); }
@@ -33,12 +35,12 @@ struct Roles {
   /// setmaxnreg moves only what the launch gives: to every thread the same, a multiple of 8. What does not fit hangs.
   constexpr bool fits() const {
     const int launched = 65536 / threads() / 8 * 8;
-    return state_groups * state_registers() + scale_groups() * scale_registers() + finish_registers() <=
-           threads() / kWarpgroup * launched;
+    return state_groups * state_registers() + scale_groups() * scale_registers() +
+               finish_groups() * finish_registers() <=
+           groups() * launched;
   }
 };
 static_assert(Roles{1}.fits() && Roles{2}.fits());
-inline constexpr int kInverters = 2;  ///< inverting warps, a chunk each in turn
 
 static_assert(Roles{1}.slices_per_warp() * Roles{1}.scaling_warps() == kSlices);
 static_assert(Roles{2}.slices_per_warp() * Roles{2}.scaling_warps() == kSlices);
@@ -51,11 +53,16 @@ constexpr int tile_offset(int row, int column) {
 inline constexpr int kHalfBytes = kChunk * 128;    ///< [32, 64] bf16
 inline constexpr int kTileBytes = 2 * kHalfBytes;  ///< [32, 128] bf16 as two halves
 
-/// q and k of block 0 are kept times 2^(G + kShift): with lower_bound >= -5, G falls to -115.4 over 16 tokens, and this
-/// factor and its inverse stay within 2^+-58. What the shift does to the products is undone by the token scalars and in
-/// P.
-inline constexpr float kShift = 58.0f;
-inline constexpr float kShiftFactor = 0x1p58f;
+/// The state is kept as it would be in the middle of block 1's total of the chunk before: G counts from there. With
+/// lower_bound >= -5 the gates of 16 tokens are at most 115.4 in log2 and half of them 57.7, so over block 0 G falls
+/// from 0 to -173. k and q of block 0 are kept times 2^(G + kShift); that and its inverse stay within 2^+-87. What the
+/// shift does to the products is undone by the token scalars and in P.
+inline constexpr float kShift = 87.0f;
+inline constexpr float kShiftFactor = 0x1p87f;
+/// Keys of block 0 as seen from the middle of block 1 get this factor, or the step there from their own scale, which
+/// can be 2^-144, would be none. The token scalars of keys undo it.
+inline constexpr float kSeenShift = 20.0f;
+inline constexpr float kSeenFactor = 0x1p20f;
 
 /// Half of the channels of k and q: to the state 64 rows of one product.
 struct KeysQueries {
@@ -65,24 +72,29 @@ struct KeysQueries {
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
 struct Stage {
   alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
-  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(G_32 - G)
+  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
   unsigned char v[kTileBytes];        ///< then out
-  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T, 32...63 P; blocks above the diagonal stay 0
-  float decay[kHeadDim];              ///< 2^G_32
-  float beta[kChunk];                 ///< after its activation, 0 behind the sequence
-  float beta_norm[kChunk];            ///< beta / |k|, of block 0 shifted back
-  float key_norm[kChunk];             ///< 1 / |k|
+  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
+  float decay[kHeadDim];              ///< from the middle of the chunk before to the middle of block 1
+  float beta_values[kChunk];          ///< beta / |k|, of block 0 / kSeenFactor: R is that times v,
+  float beta_keys[kChunk];            ///< minus this times S k~
   float query_norm[kChunk];           ///< scale / |q|, of block 0 shifted back
 };
 
-/// What the triangular products of a chunk need besides q and k of block 0 in the stage. The rows of `left` are k and q
-/// of block 1 times 2^(G - middle of the block); those of `right` are k of block 0 times 2^(-G - kShift), the same
-/// times 2^(middle of block 1 - G), and k of block 1 times 2^(middle - G). Two halves of 64 channels each.
+/// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times
+/// 2^(G
+/// - middle of the block), and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the products
+/// with block 1 in rows 16 ... 31 and 48 ... 63, where the stage's KeysQueries has block 1 too.
+struct OperandsHalf {
+  alignas(1024) unsigned char first_down[kBlock * 128];
+  unsigned char second_k[kBlock * 128];
+  float query_square_sum[kSlices / 2][kChunk];
+  unsigned char unused[1024];
+  unsigned char second_q[kBlock * 128];
+};
+static_assert(sizeof(OperandsHalf) == 4 * kBlock * 128);
 struct Operands {
-  static constexpr int kLeftHalf = 2 * kBlock * 128, kRightHalf = 3 * kBlock * 128;
-  alignas(1024) unsigned char left[2 * kLeftHalf];
-  unsigned char right[2 * kRightHalf];
-  float query_square_sum[kSlices][kChunk];
+  OperandsHalf half[2];
 };
 
 /// Gates enter the product as fp16 times this: 7.3 * 4096 is below fp16's largest number, and gates down to 1.5e-8 keep
@@ -103,15 +115,13 @@ struct HeadGate {
   float bias[kHeadDim];
 };
 
-/// Workspace of an inverting warp, a block each: the diagonal block of A, transposed, then its inverse. Pitch and gap
-/// keep accesses by rows and by columns free of bank conflicts.
+/// A 16x16 matrix by columns. The pitch keeps accesses by rows and by columns free of bank conflicts.
 struct Triangle {
-  alignas(16) float at[kBlock][kBlock + 4];
-  float gap[kBlock];
+  alignas(16) float column[kBlock][kBlock + 4];
 };
 
-inline constexpr int kStages = 4;
-inline constexpr int kOperands = 3;
+inline constexpr int kStages = 5;
+inline constexpr int kOperands = 2;
 
 /// What a CTA works on: one sequence of one value head, all of V or half of it. Kept in shared memory, for registers
 /// are scarce.
@@ -134,14 +144,16 @@ struct Shared {
   Stage stage[kStages];
   Operands operands[kOperands];
   Task task;
-  Triangle triangle[kInverters][2];
+  Triangle lower[2][2];  ///< A of the blocks on the diagonal, of every finishing warpgroup
   HeadGate gate;
-  alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
-  uint64_t scaled[kStages];             ///< Operands and the stage's q, k, g and decay are written
-  uint64_t consumed[kOperands];         ///< Operands are read
-  uint64_t inverted[kStages];           ///< T and the token scalars of keys are written
-  uint64_t scored[kStages];             ///< P and the token scalars of queries are written
-  uint64_t written[kStages];            ///< out stands in the stage, of which the state needs nothing more
+  alignas(16) float remainder[kHeadDim];  ///< decay from the middle of the last chunk's block 1 to the end
+  alignas(8) uint64_t loaded[kStages];    ///< raw tiles have landed
+  uint64_t scaled[kStages];               ///< Operands and the stage's q, k, g and decay are written
+  uint64_t consumed[kOperands];           ///< Operands are read
+  uint64_t first_inverted[kStages];       ///< first_inverse and the token scalars of block 0's keys are written
+  uint64_t inverted[kStages];             ///< T and the token scalars of keys are written
+  uint64_t scored[kStages];               ///< P and the token scalars of queries are written
+  uint64_t written[kStages];              ///< out stands in the stage, of which the state needs nothing more
 };
 static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
 

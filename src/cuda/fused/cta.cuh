@@ -18,13 +18,14 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
 
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&shared.loaded[i], 1);
+      ptx::mbarrier_init(&shared.loaded[i], 2);
       ptx::mbarrier_init(&shared.scaled[i], kRoles.scaling_warps());
-      ptx::mbarrier_init(&shared.inverted[i], 1);
-      ptx::mbarrier_init(&shared.scored[i], 1);
+      ptx::mbarrier_init(&shared.first_inverted[i], 1);
+      ptx::mbarrier_init(&shared.inverted[i], 2);
+      ptx::mbarrier_init(&shared.scored[i], 2);
       ptx::mbarrier_init(&shared.written[i], kStateGroups * kWarpgroup / 32);
     }
-    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], 2);
+    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], kWarpgroup / 32);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
   // The blocks of T and P above the diagonal are never written again.
@@ -67,12 +68,8 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
     scale_chunks<kStateGroups>(shared.task, shared);
   } else {
     give_registers<Roles::finish_registers()>();
-    if (warp_of_group < kInverters)
-      invert_chunks(p, shared.task, shared, warp_of_group);
-    else if (warp_of_group == kInverters)
-      score_chunks(p, shared.task, shared);
-    else
-      move_chunks<kStateGroups>(p, maps, shared.task, shared, lane);
+    finish_chunks<kStateGroups>(p, maps, shared.task, shared, warpgroup - kStateGroups - kRoles.scale_groups(),
+                                warp_of_group, lane);
   }
 }
 

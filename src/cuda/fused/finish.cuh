@@ -1,236 +1,252 @@
-// The finishing warps of the fused kernel. Inverting warps take a chunk each in turn: A, T = (I + A)^-1 and what the
-// state needs to know of the keys. The scoring warp takes every chunk: P and the queries' norms.
+// The finishing warpgroup of the fused kernel: the triangular products of a chunk as products of 64 rows (keys of block
+// 0 and 1, queries of block 0 and 1, a warp each), then the keys' warps make T = (I + A)^-1 and what the state needs to
+// know of the keys, the queries' warps P and the norms of the queries. The latter also move data.
 #pragma once
+
+#include <cstddef>
 
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/triangular_inverse.cuh"
+#include "cuda/common/wgmma.cuh"
 #include "cuda/fused/config.h"
+#include "cuda/fused/launch.h"
+#include "cuda/fused/move.cuh"
 
 namespace flash_kda::cuda::fused {
 
-/// c += a * b^T for 16x16 matrices; b as loaded by load_matrix_x4 with (rows 0-7, columns 0-7), (0-7, 8-15), (8-15,
-/// 0-7), (8-15, 8-15).
-__device__ __forceinline__ void multiply(float (&c)[2][4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
-  multiply_accumulate(c[0], a, b[0], b[1]);
-  multiply_accumulate(c[1], a, b[2], b[3]);
-}
-
-/// The blocks on and below the diagonal of a [32, 32] product, as C fragments.
-struct TriangularProducts {
-  float first[2][4], second[2][4], below[2][4];
+/// C fragments of this warp's 16 rows: of block 0 with the keys of block 0 (own), of block 1 with the keys of both as
+/// seen from its middle (seen). The other one means nothing.
+struct BlockProducts {
+  float own[8], seen[16];
 };
 
-/// Of the rows at `first_left` (block 0, in a stage) and `second_left` (block 1, in Operands) with the keys of
-/// Operands. Called by a warp.
-__device__ __forceinline__ TriangularProducts triangular_products(const unsigned char* first_left,
-                                                                  const unsigned char* second_left,
-                                                                  const Operands& operands, int lane) {
-  TriangularProducts c = {};
-  const uint32_t left_offset = static_cast<uint32_t>(tile_offset(lane % 16, 8 * (lane / 16)));
-  const uint32_t right_offset = static_cast<uint32_t>(tile_offset(lane % 8 + 8 * (lane / 16), 8 * (lane / 8 % 2)));
-#pragma unroll 2
-  for (int step = 0; step < kHeadDim / 16; ++step) {  // channels 16 * step ...
-    const int half = step / 4;
-    const uint32_t piece = step % 4 << 5;
-    const uint32_t right = shared_address(operands.right) + half * Operands::kRightHalf + (right_offset ^ piece);
-    uint32_t a[4], b[4];
-    load_matrix_x4(
-        a, shared_address(first_left) + half * static_cast<uint32_t>(sizeof(KeysQueries)) + (left_offset ^ piece));
-    load_matrix_x4(b, right);
-    multiply(c.first, a, b);
-    load_matrix_x4(a, shared_address(second_left) + half * Operands::kLeftHalf + (left_offset ^ piece));
-    load_matrix_x4(b, right + kBlock * 128);
-    multiply(c.below, a, b);
-    load_matrix_x4(b, right + 2 * kBlock * 128);
-    multiply(c.second, a, b);
+/// Called by the warpgroup.
+__device__ __forceinline__ BlockProducts block_products(const Stage& stage, const Operands& operands) {
+  const SwizzledOperand first(shared_address(stage.half)), second(shared_address(operands.half)),
+      seen(shared_address(stage.g));
+  BlockProducts c;
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 16; ++i) {
+    const uint32_t piece = i % 4 * 32;
+    const uint64_t left = first.at(i / 4 * static_cast<uint32_t>(sizeof(KeysQueries)) + piece);
+    const uint64_t right = second.at(i / 4 * static_cast<uint32_t>(sizeof(OperandsHalf)) + piece);
+    static_assert(offsetof(OperandsHalf, first_down) == 0);
+    if (i == 0)
+      start_product_n16(c.own, left, right);
+    else
+      multiply_n16(c.own, left, right);
   }
+#pragma unroll
+  for (int i = 0; i < kHeadDim / 16; ++i) {
+    const uint32_t piece = i % 4 * 32;
+    const uint64_t left = second.at(i / 4 * static_cast<uint32_t>(sizeof(OperandsHalf)) + piece);
+    const uint64_t right = seen.at(i / 4 * kHalfBytes + piece);
+    if (i == 0)
+      start_product_n32(c.seen, left, right);
+    else
+      multiply_n32(c.seen, left, right);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
   return c;
 }
 
-/// One 16x16 block of T (columns 0 ... 31 of the square) or P (columns 32 ... 63) at (row, column).
-__device__ __forceinline__ void store_block(Stage& stage, int row, int column, const float (&c)[2][4], int lane) {
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int lower = 0; lower < 2; ++lower)
-      *reinterpret_cast<uint32_t*>(
-          &stage.square[tile_offset(row + lane / 4 + 8 * lower, column + 8 * n + 2 * (lane % 4))]) =
-          pack_bf16(c[n][2 * lower], c[n][2 * lower + 1]);
+/// Address of the row that lane `lane` gives for a 16x16 block of the square at (row, column), matrices in the order of
+/// a left operand: (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
+__device__ __forceinline__ uint32_t block_place(const Stage& stage, int row, int column, int lane) {
+  return shared_address(stage.square) + static_cast<uint32_t>(tile_offset(row + lane % 16, column + lane / 16 * 8));
 }
 
-/// c as the sum of two left operands.
-__device__ __forceinline__ void split_left_operand(uint32_t (&high)[4], uint32_t (&low)[4], const float (&c)[2][4]) {
+/// C fragments of two neighbouring accumulators as a left operand.
+__device__ __forceinline__ void to_left_operand(uint32_t (&a)[4], const float (&c)[8]) {
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float first = c[r / 2][2 * (r % 2)], second = c[r / 2][2 * (r % 2) + 1];
-    high[r] = pack_bf16(first, second);
-    low[r] = pack_bf16(first - low_bf16(high[r]), second - high_bf16(high[r]));
-  }
+  for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
 }
 
-/// c = a * b for 16x16 matrices in C fragments, every operand as a sum of two bf16 terms; the product of the small ones
-/// is left out.
-__device__ __forceinline__ void multiply_blocks(float (&c)[2][4], const float (&a)[2][4], const float (&b)[2][4]) {
-  uint32_t a_high[4], a_low[4], b_high[4], b_low[4];
-  split_left_operand(a_high, a_low, a);
-  split_left_operand(b_high, b_low, b);
+/// c as the sum of two bf16 operands.
+__device__ __forceinline__ void split_operand(uint32_t (&high)[4], uint32_t (&low)[4], const float (&c)[8]) {
+  to_left_operand(high, c);
 #pragma unroll
-  for (int r = 0; r < 4; ++r) {  // left operand -> right operand: every 8x8 matrix transposed
-    b_high[r] = transpose_matrix(b_high[r]);
-    b_low[r] = transpose_matrix(b_low[r]);
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) c[n][i] = 0.0f;
-  multiply(c, a_high, b_low);
-  multiply(c, a_low, b_high);
-  multiply(c, a_high, b_high);
+  for (int r = 0; r < 4; ++r) low[r] = pack_bf16(c[2 * r] - low_bf16(high[r]), c[2 * r + 1] - high_bf16(high[r]));
 }
 
-/// 1/|k| of token `lane` of the chunk: |k|^2 is the diagonal of the products.
-__device__ __forceinline__ float inverse_key_norm(const Params& p, const TriangularProducts& A, int lane) {
-  const bool odd = lane / 4 % 2 == 1;  // lanes with group / 2 == member hold the diagonal of rows group and group + 8
+/// |k|^2 of token lane % 16 of the block: the diagonal of its products, in the lanes with group / 2 == member.
+__device__ __forceinline__ float key_square(const float (&c)[8], int lane) {
+  const bool odd = lane / 4 % 2 == 1;
   const int from = 4 * (lane % 8) + lane % 8 / 2;
-  float square = 0;
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {  // tokens 8r ... 8r + 7
-    const float(&c)[4] = r < 2 ? A.first[r] : A.second[r - 2];
-    const int i = 2 * (r % 2);
-    const float diagonal = __shfl_sync(0xffffffffu, odd ? c[i + 1] : c[i], from);
-    square = lane / 8 == r ? diagonal : square;
-  }
-  return p.l2norm ? rsqrtf(square + static_cast<float>(kNormEpsilon)) : 1.0f;
+  const float upper = __shfl_sync(0xffffffffu, odd ? c[1] : c[0], from);
+  const float lower = __shfl_sync(0xffffffffu, odd ? c[7] : c[6], from);
+  return lane % 16 < 8 ? upper : lower;
 }
 
-/// T = (I + A)^-1 with A_ij = beta_i <k_i, k_j> / (|k_i| |k_j|). The blocks on the diagonal by substitution, a lane a
-/// column; the one below is -T_1 A_10 T_0. T is rounded as it is: its diagonal of ones, scaled by a norm, would be
-/// rounded too.
-__device__ __forceinline__ void store_inverse(Stage& stage, Triangle (&triangle)[2], TriangularProducts& A, float beta,
-                                              float key_norm, int lane) {
-  constexpr uint32_t kAll = 0xffffffffu;
-  const int row = lane / 4, column = 2 * (lane % 4);
-  float row_factor[2][2];  // [block][rows `row`, + 8]
+/// A block of T on the diagonal, the inverse of I + c in fp32, into the stage. c: C fragments; what stands on or above
+/// the diagonal is not looked at.
+__device__ __forceinline__ void store_inverse(Stage& stage, Triangle& lower, const float (&c)[8], int block, int lane) {
+  const int group = lane / 4, column = 2 * (lane % 4);
 #pragma unroll
-  for (int block = 0; block < 2; ++block)
-#pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int i = block * kBlock + row + 8 * lower;
-      row_factor[block][lower] = __shfl_sync(kAll, beta * key_norm, i);
-    }
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const int j = 8 * n + column + odd;
-      const float first = __shfl_sync(kAll, key_norm, j), second = __shfl_sync(kAll, key_norm, kBlock + j);
-#pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        const int i = 2 * lower + odd;
-        triangle[0].at[j][row + 8 * lower] = row_factor[0][lower] * first * A.first[n][i];
-        triangle[1].at[j][row + 8 * lower] = row_factor[1][lower] * second * A.second[n][i];
-        A.below[n][i] *= row_factor[1][lower] * first;
-      }
-    }
+  for (int i = 0; i < 8; ++i) lower.column[8 * (i / 4) + column + i % 2][group + 8 * (i / 2 % 2)] = c[i];
   __syncwarp();
-  {
-    float t[kBlock];
-    inverse_column(t, triangle[lane / kBlock].at, lane % kBlock);
-    __syncwarp();
+  float x[kBlock];
+  inverse_column(x, lower.column, lane % kBlock);
+  if (lane < kBlock) {  // the other half of the warp has the same
 #pragma unroll
-    for (int i = 0; i < kBlock; ++i) triangle[lane / kBlock].at[i][lane % kBlock] = t[i];
+    for (int i = 0; i < 2; ++i)
+      *reinterpret_cast<uint4*>(&stage.square[tile_offset(block * kBlock + lane, block * kBlock + 8 * i)]) = {
+          pack_bf16(x[8 * i], x[8 * i + 1]), pack_bf16(x[8 * i + 2], x[8 * i + 3]),
+          pack_bf16(x[8 * i + 4], x[8 * i + 5]), pack_bf16(x[8 * i + 6], x[8 * i + 7])};
   }
   __syncwarp();
-  const auto take_block = [&](float(&T)[2][4], int block) {
-#pragma unroll
-    for (int n = 0; n < 2; ++n)
-#pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        const float2 pair = *reinterpret_cast<const float2*>(&triangle[block].at[row + 8 * lower][8 * n + column]);
-        T[n][2 * lower] = pair.x;
-        T[n][2 * lower + 1] = pair.y;
-      }
-    store_block(stage, block * kBlock, block * kBlock, T, lane);
-  };
-  float T[2][4], inner[2][4], below[2][4];
-  take_block(T, 0);
-  multiply_blocks(inner, A.below, T);
-  take_block(T, 1);
-  multiply_blocks(below, T, inner);
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) below[n][i] = -below[n][i];
-  store_block(stage, kBlock, 0, below, lane);
 }
 
-/// An inverting warp's chunks.
-__device__ __forceinline__ void invert_chunks(const Params& p, const Task& task, Shared& shared, int inverter) {
-#pragma unroll 1
-  for (int chunk = inverter; chunk < task.chunks; chunk += kInverters) {
-    int lane = thread_of_cta() % 32;
-    Stage& stage = shared.stage[chunk % kStages];
-    const Operands& operands = shared.operands[chunk % kOperands];
-    const int64_t token = task.sequence.begin + chunk * kChunk + lane;
-    const bool valid = lane < task.valid_tokens(chunk);
-    const uint32_t bits = valid ? beta_bits(p, token_offset(p.beta, task.sequence.batch, token, task.head)) : 0;
-    wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+/// The block of T below the diagonal, -T_1 A_10 T_0, from the blocks on the diagonal as the state will use them. c:
+/// A_10. Everything transposed, as T lies in the stage: then c is the right operand as it stands.
+__device__ __forceinline__ void store_block_below(Stage& stage, const float (&c)[8], int lane) {
+  uint32_t T_0[4], T_1[4], high[4], low[4];
+  load_matrix_x4(T_0, block_place(stage, 0, 0, lane));
+  load_matrix_x4_transposed(T_1, block_place(stage, kBlock, kBlock, lane));
+  split_operand(high, low, c);
+  float product[8], below[8];
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {  // rows 8n ... 8n + 7 of A_10
+    float sum[4] = {};
+    multiply_accumulate(sum, T_0, low[n], low[n + 2]);
+    multiply_accumulate(sum, T_0, high[n], high[n + 2]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) product[4 * n + i] = sum[i];
+  }
+  split_operand(high, low, product);
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {  // rows 8n ... 8n + 7 of T_1
+    float sum[4] = {};
+    multiply_accumulate(sum, low, T_1[2 * n], T_1[2 * n + 1]);
+    multiply_accumulate(sum, high, T_1[2 * n], T_1[2 * n + 1]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) below[4 * n + i] = -sum[i];
+  }
+  uint32_t packed[4];
+  to_left_operand(packed, below);
+  store_matrix_x4(block_place(stage, 0, kBlock, lane), packed);
+}
 
-    TriangularProducts A = triangular_products(stage.half[0].k, operands.left, operands, lane);
-    arrive_as_warp(&shared.consumed[chunk % kOperands], lane);
-    lane = thread_of_cta() % 32;
-    const float key_norm = inverse_key_norm(p, A, lane);
-    const float beta = valid ? activate_beta(p, bits) : 0.0f;  // behind the sequence nothing is written to the state
-    stage.beta[lane] = beta;
-    stage.beta_norm[lane] = beta * key_norm * (lane < kBlock ? 1.0f / kShiftFactor : 1.0f);
-    stage.key_norm[lane] = key_norm;
-    store_inverse(stage, shared.triangle[inverter], A, beta, key_norm, lane);
-    fence_to_async_proxy();
-    arrive_as_warp(&shared.inverted[chunk % kStages], lane);
+/// The part of a warp in T = (I + A)^-1 with A_ij = beta_i <k_i, k_j> / |k_i|^2, and what the state needs to know of
+/// the block's keys. T R is then 1/|k| times what it would be with A_ij = beta_i <k_i, k_j> / (|k_i| |k_j|), if R is; T
+/// has ones on its diagonal either way. beta: of token lane % 16.
+__device__ __forceinline__ void finish_keys(const Params& p, Shared& shared, Triangle& lower,
+                                            const BlockProducts& products, int chunk, int block, float beta, int lane) {
+  Stage& stage = shared.stage[chunk % kStages];
+  float c[8], below[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) c[i] = block == 0 ? products.own[i] : products.seen[8 + i];
+  const float key_norm =
+      p.l2norm ? rsqrt_approx(key_square(c, lane) + static_cast<float>(kNormEpsilon)) : 1.0f;  // 1 / |k|
+  const float factor = beta * key_norm * key_norm;
+  if (lane < kBlock) {
+    const int token = block * kBlock + lane;
+    const float unseen = block == 0 ? 1.0f / kSeenFactor : 1.0f;
+    stage.beta_values[token] = beta * key_norm * unseen;
+    stage.beta_keys[token] = factor * (block == 0 ? unseen / kShiftFactor : 1.0f);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float row_factor = __shfl_sync(0xffffffffu, factor, lane / 4 + 8 * i);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const int at = 4 * (j / 2) + 2 * i + j % 2;
+      c[at] *= row_factor;
+      below[at] = products.seen[at] * row_factor;
+    }
+  }
+  store_inverse(stage, lower, c, block, lane);
+  uint64_t* const first_inverted = &shared.first_inverted[chunk % kStages];
+  if (block == 0) {
+    arrive_as_warp(first_inverted, lane);
+  } else {
+    wait_barrier(first_inverted, static_cast<uint32_t>(chunk / kStages) & 1);
+    store_block_below(stage, below, lane);
+  }
+  fence_to_async_proxy();
+}
+
+/// scale / |q| of token lane % 16 of a block; either half of the warp sums the slices of a half.
+__device__ __forceinline__ float query_factor(const Params& p, const Operands& operands, int block, int lane) {
+  float square = 0;
+#pragma unroll
+  for (int slice = 0; slice < kSlices / 2; ++slice)
+    square += operands.half[lane / 16].query_square_sum[slice][block * kBlock + lane % 16];
+  square += __shfl_xor_sync(0xffffffffu, square, 16);
+  return p.scale * (p.l2norm ? rsqrt_approx(square + static_cast<float>(kNormEpsilon)) : 1.0f);
+}
+
+/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output. In row and
+/// column of block 0 it has the factors of the state's q and the inverse of U's.
+__device__ __forceinline__ void store_scores(Stage& stage, const BlockProducts& products, int block, int lane) {
+  float c[8];
+  uint32_t packed[4];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const bool above = 8 * (i / 4) + 2 * (lane % 4) + i % 2 > lane / 4 + 8 * (i / 2 % 2);
+    const float P = block == 0 ? products.own[i] * (kShiftFactor * kSeenFactor) : products.seen[8 + i];
+    c[i] = above ? 0.0f : P;
+  }
+  to_left_operand(packed, c);
+  store_matrix_x4(block_place(stage, block * kBlock, kChunk + block * kBlock, lane), packed);
+  if (block == 1) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) c[i] = products.seen[i];
+    to_left_operand(packed, c);
+    store_matrix_x4(block_place(stage, kBlock, kChunk, lane), packed);
   }
 }
 
-/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output. Rows of
-/// block 0 are shifted like q.
-__device__ __forceinline__ void store_scores(Stage& stage, TriangularProducts& P, int lane) {
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const bool above = 8 * n + 2 * (lane % 4) + i % 2 > lane / 4 + 8 * (i / 2);
-      P.first[n][i] = above ? 0.0f : P.first[n][i] * kShiftFactor;
-      P.second[n][i] = above ? 0.0f : P.second[n][i];
-    }
-  store_block(stage, 0, kChunk, P.first, lane);
-  store_block(stage, kBlock, kChunk, P.below, lane);
-  store_block(stage, kBlock, kChunk + kBlock, P.second, lane);
-}
-
-/// scale / |q| of token `lane` of the chunk.
-__device__ __forceinline__ float query_factor(const Params& p, const Operands& operands, int lane) {
-  float square = 0;
-#pragma unroll
-  for (int slice = 0; slice < kSlices; ++slice) square += operands.query_square_sum[slice][lane];
-  return p.scale * (p.l2norm ? rsqrtf(square + static_cast<float>(kNormEpsilon)) : 1.0f);
-}
-
-/// The scoring warp.
-__device__ __forceinline__ void score_chunks(const Params& p, const Task& task, Shared& shared) {
+/// The chunks of finishing warpgroup `group`. warp: of the warpgroup.
+template <int kStateGroups>
+__device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& maps, const Task& task, Shared& shared,
+                                              int group, int warp, int lane) {
+  constexpr int kGroups = Roles{kStateGroups}.finish_groups();
+  // Out of a chunk is waited for when this many more have been finished: then the state, which follows the finishing
+  // closely, is past it.
+  constexpr int kBehind = 2;
+  static_assert(kBehind < kStages && kBehind % kGroups == 0);
+  const bool has_keys = warp < 2;
+  const int first_token = group * kChunk + warp % 2 * kBlock + lane % kBlock;
+  int64_t beta_offset = token_offset(p.beta, task.sequence.batch, task.sequence.begin + first_token, task.head);
+  // Behind the sequence beta is 0: nothing is written to the state. A chunk's is loaded one ahead.
+  const auto has_beta = [&](int chunk, int in_chunk) { return in_chunk < task.valid_tokens(chunk); };
+  uint32_t bits = has_keys && has_beta(group, first_token % kChunk) ? beta_bits(p, beta_offset) : 0;
+  if (!has_keys && group == 0) move_first_chunks<kStateGroups>(maps, task, shared, warp % 2, lane);
 #pragma unroll 1
-  for (int chunk = 0; chunk < task.chunks; ++chunk) {
-    const int lane = thread_of_cta() % 32;
-    Stage& stage = shared.stage[chunk % kStages];
-    const Operands& operands = shared.operands[chunk % kOperands];
-    wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-
-    const float factor = query_factor(p, operands, lane);
-    TriangularProducts P = triangular_products(stage.half[0].q, operands.left + kBlock * 128, operands, lane);
-    arrive_as_warp(&shared.consumed[chunk % kOperands], lane);
-    stage.query_norm[lane] = factor * (lane < kBlock ? 1.0f / kShiftFactor : 1.0f);
-    store_scores(stage, P, lane);
-    fence_to_async_proxy();
-    arrive_as_warp(&shared.scored[chunk % kStages], lane);
+  for (int step = group; step < task.chunks + kBehind; step += kGroups) {
+    const int chunk = __shfl_sync(0xffffffffu, step, 0);  // in a uniform register, for the descriptors
+    // Nothing that follows from the thread is kept from chunk to chunk: registers are short.
+    const int thread = thread_of_cta(), block = thread / 32 % 2;
+    lane = thread % 32;
+    const bool keys = thread / 64 % 2 == 0;
+    if (chunk < task.chunks) {
+      const int in_chunk = block * kBlock + lane % kBlock;
+      Stage& stage = shared.stage[chunk % kStages];
+      const Operands& operands = shared.operands[chunk % kOperands];
+      const float beta = keys && has_beta(chunk, in_chunk) ? activate_beta(p, bits) : 0.0f;
+      wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+      const BlockProducts products = block_products(stage, operands);
+      if (keys) {
+        arrive_as_warp(&shared.consumed[chunk % kOperands], lane);
+        beta_offset += kGroups * kChunk * p.beta.stride_token;
+        bits = has_beta(chunk + kGroups, in_chunk) ? beta_bits(p, beta_offset) : 0;
+        finish_keys(p, shared, shared.lower[kGroups == 1 ? 0 : chunk % 2][block], products, chunk, block, beta, lane);
+        arrive_as_warp(&shared.inverted[chunk % kStages], lane);
+      } else {
+        const float factor = query_factor(p, operands, block, lane);
+        arrive_as_warp(&shared.consumed[chunk % kOperands], lane);
+        if (lane < kBlock) stage.query_norm[in_chunk] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
+        store_scores(stage, products, block, lane);
+        fence_to_async_proxy();
+        arrive_as_warp(&shared.scored[chunk % kStages], lane);
+      }
+    }
+    if (!keys && chunk >= kBehind)
+      move_chunk<kStateGroups>(p, maps, task, shared, chunk - kBehind, block, forget(lane) & 31);
   }
 }
 

@@ -43,45 +43,56 @@ struct RunningSum {
   }
 };
 
-/// Sum of squares over 8 channels of every token of a chunk: the diagonal of x x^T. x: the fragments of tokens 8r ...
-/// 8r + 7.
-__device__ __forceinline__ void store_square_sum(float* sums, const uint32_t (&x)[4], int lane) {
-  const int token = lane / 4;
+/// Sum of squares of fragments of tokens 8r ... 8r + 7 over their 8 channels. Every lane gets the sum of token 8 *
+/// member + group: each exchange of two lanes halves the tokens that a lane is left with.
+__device__ __forceinline__ float square_sum(const uint32_t (&x)[4], int lane) {
+  float sum[4];
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
-    float upper[4] = {}, lower[4] = {};
-    multiply_accumulate_k8(upper, x[2 * block], x[2 * block + 1], x[2 * block]);
-    multiply_accumulate_k8(lower, x[2 * block], x[2 * block + 1], x[2 * block + 1]);
-    if (token / 2 == lane % 4) {
-      sums[block * kBlock + token] = token % 2 == 0 ? upper[0] : upper[1];
-      sums[block * kBlock + 8 + token] = token % 2 == 0 ? lower[2] : lower[3];
-    }
+  for (int r = 0; r < 4; ++r) {
+    const float low = low_bf16(x[r]), high = high_bf16(x[r]);
+    sum[r] = fmaf(low, low, high * high);
   }
+  const bool odd = lane % 2 == 1, upper = lane / 2 % 2 == 1;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // tokens 8r and 8r + 16 by the second bit
+    const float given = __shfl_xor_sync(0xffffffffu, upper ? sum[r] : sum[r + 2], 2);
+    sum[r] = (upper ? sum[r + 2] : sum[r]) + given;
+  }
+  const float given = __shfl_xor_sync(0xffffffffu, odd ? sum[0] : sum[1], 1);
+  return (odd ? sum[1] : sum[0]) + given;
 }
 
-/// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half kPart. kTail: only `valid` tokens belong to
+/// What a slice passes on to the next chunk: from the middle of block 1 to its end.
+struct Carry {
+  float sum = 0;         ///< this lane's part of the gates' magnitudes, channel group
+  float anchor[2] = {};  ///< G, channels 2 * member + {0, 1}
+};
+
+/// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half `part`. kTail: only `valid` tokens belong to
 /// the sequence. Every register array over r holds, of tokens 8r ... 8r + 7, token group and channels 2 * member + {0,
 /// 1}.
-template <bool kTail, int kPart>
-__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const HeadGate& head, int piece, int lane,
-                                            int valid) {
-  const int group = lane / 4, member = lane % 4;
+template <bool kTail>
+__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const HeadGate& head, Carry& carry,
+                                            int part, int piece, int lane, int valid) {
+  const int group = lane / 4, member = lane % 4, channel = part * kHalf + piece * kSlice + group;
   // Where a lane points ldmatrix and stmatrix: row `lane` of a tile is that of matrix lane / 8.
   const auto offset = static_cast<uint32_t>(tile_offset(lane, piece * kSlice));
   const uint32_t stage_place = shared_address(&stage) + offset, operands_place = shared_address(&operands) + offset;
-  const uint32_t k_tile = stage_place + kPart * static_cast<uint32_t>(sizeof(KeysQueries));
+  const uint32_t k_tile = stage_place + part * static_cast<uint32_t>(sizeof(KeysQueries));
   const uint32_t q_tile = k_tile + kHalfBytes;
-  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + kPart * kHalfBytes;
-  const uint32_t left = operands_place + kPart * Operands::kLeftHalf;
-  const uint32_t right =
-      operands_place + static_cast<uint32_t>(offsetof(Operands, right)) + kPart * Operands::kRightHalf;
+  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + part * kHalfBytes;
+  const uint32_t first_down = operands_place + part * static_cast<uint32_t>(sizeof(OperandsHalf));
+  const uint32_t second_k = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_k));
+  const uint32_t second_q = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_q));
 
   // The right operand of the running sum: tokens 8r + 2 * member + {0, 1} of channel group.
-  uint32_t gates[4];
+  uint32_t gates[4], q[4], k[4];
   load_matrix_x4_transposed(gates, g_tile);
+  load_matrix_x4(q, q_tile);
+  load_matrix_x4(k, k_tile);
   const GateConstants gate = head.constants;
-  const float bias = head.bias[kPart * kHalf + piece * kSlice + group];
-  float total = 0;  // of channel group, over this lane's tokens
+  const float bias = head.bias[channel];
+  float total[2];  // of the blocks, channel group, over this lane's tokens
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
     float first = gate_magnitude(low_bf16(gates[r]), bias, gate),
@@ -92,44 +103,46 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
       second = token + 1 < valid ? second : 0.0f;
     }
     gates[r] = pack_half(first, second);
-    total += first + second;
+    total[r / 2] = r % 2 == 0 ? first + second : total[r / 2] + (first + second);
   }
-  // The decay of the whole chunk is a product over the sequence: not from gates in fp16.
-  total += __shfl_xor_sync(0xffffffffu, total, 1);
-  total += __shfl_xor_sync(0xffffffffu, total, 2);
-  if (member == 0) stage.decay[kPart * kHalf + piece * kSlice + group] = exp2_approx(total * (-1.0f / kGateUnit));
+  // The decay of the state is a product over the sequence: not from gates in fp16. Its exchanges are spread over what
+  // follows, which need not wait for them.
+  const float half = 0.5f * total[1];
+  float step = carry.sum + total[0] + half;
+  carry.sum = half;
+  const float step_of_neighbour = __shfl_xor_sync(0xffffffffu, step, 1);
   const RunningSum running_sum(lane);
   // x[block] is the C fragment of G + kShift (block 0) and G - middle (block 1); `last` its row 15.
   float x[2][4], last[2][2];
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[block][i] = block == 0 ? kShift : 0.0f;
+    for (int i = 0; i < 4; ++i) x[block][i] = block == 0 ? kShift + carry.anchor[i % 2] : 0.0f;
     running_sum.add(x[block], block, &gates[2 * block]);
 #pragma unroll
     for (int i = 0; i < 2; ++i) last[block][i] = __shfl_sync(0xffffffffu, x[block][2 + i], 28 + member);
   }
-  uint32_t q[4], k[4];
-  load_matrix_x4(q, q_tile);
-  load_matrix_x4(k, k_tile);
   if constexpr (kTail) {  // rows behind the sequence never enter arithmetic
 #pragma unroll
     for (int r = 0; r < 4; ++r)
       if (8 * r + group >= valid) q[r] = k[r] = 0;
   }
-  store_square_sum(operands.query_square_sum[kPart * kSlices / 2 + piece], q, lane);
+  step += step_of_neighbour;
+  const float step_of_others = __shfl_xor_sync(0xffffffffu, step, 2);
+  const float squares = square_sum(q, lane);
 
-  // What takes a block's own scale to that of the chunk's start, of its end, and of the middle of block 1.
-  float second[2], across[2];  // 2^(half of block 1), 2^(block 0 and that half), shifted
+  // What takes a block's own scale to that of the middle of block 1 (times kSeenFactor) and of the state.
+  float across[2], from_state[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    second[i] = exp2_approx(last[1][i]);
-    across[i] = exp2_approx(last[0][i]) * second[i];
+    across[i] = exp2_approx(last[0][i] + last[1][i] + kSeenShift);
+    from_state[i] = across[i] * (1.0f / (kShiftFactor * kSeenFactor));
+    carry.anchor[i] = last[1][i];
   }
 #pragma unroll
   for (int block = 0; block < 2; ++block) {
     const uint32_t row = block * kBlock * 128;
-    uint32_t own_q[2], own_k[2], state_q[2], state_k[2], restored[2], down[2], seen[2];
+    uint32_t own_q[2], own_k[2], state_q[2], state_k[2], down[2], seen[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float up[2] = {exp2_approx(x[block][2 * r]), exp2_approx(x[block][2 * r + 1])};
@@ -139,65 +152,66 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
       own_q[r] = pack_bf16(q0, q1);
       own_k[r] = pack_bf16(k0, k1);
       if (block == 1) {
-        const float from_start[2] = {across[0] * (1.0f / kShiftFactor), across[1] * (1.0f / kShiftFactor)};
-        state_q[r] = pack_bf16(q0 * from_start[0], q1 * from_start[1]);
-        state_k[r] = pack_bf16(k0 * from_start[0], k1 * from_start[1]);
+        state_q[r] = pack_bf16(q0 * from_state[0], q1 * from_state[1]);
+        state_k[r] = pack_bf16(k0 * from_state[0], k1 * from_state[1]);
       }
     }
     store_matrix_x2(q_tile + row, block == 0 ? own_q : state_q);
     store_matrix_x2(k_tile + row, block == 0 ? own_k : state_k);
-    if (block == 1) store_matrix_x4(left, {own_k[0], own_k[1], own_q[0], own_q[1]});
+    if (block == 1) {
+      store_matrix_x2(second_q, own_q);
+      store_matrix_x2(second_k, own_k);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const uint32_t raw_k = k[2 * block + r];
       const float k0 = low_bf16(raw_k) * exp2_approx(-x[block][2 * r]);
       const float k1 = high_bf16(raw_k) * exp2_approx(-x[block][2 * r + 1]);
       down[r] = pack_bf16(k0, k1);
-      if (block == 0) {
-        const float seen0 = k0 * across[0], seen1 = k1 * across[1];
-        seen[r] = pack_bf16(seen0, seen1);
-        restored[r] = pack_bf16(seen0 * second[0], seen1 * second[1]);
-      } else {
-        restored[r] = pack_bf16(k0 * second[0], k1 * second[1]);
-      }
+      if (block == 0) seen[r] = pack_bf16(k0 * across[0], k1 * across[1]);
     }
-    store_matrix_x2(g_tile + row, restored);
-    if (block == 0)
-      store_matrix_x4(right, {down[0], down[1], seen[0], seen[1]});
-    else
-      store_matrix_x2(right + 2 * row, down);
+    if (block == 0) store_matrix_x2(first_down, down);
+    store_matrix_x2(g_tile + row, block == 0 ? seen : down);
   }
+  operands.half[part].query_square_sum[piece][8 * member + group] = squares;
+  if (member == 0) stage.decay[channel] = exp2_approx((step + step_of_others) * (-1.0f / kGateUnit));
 }
 
 /// A scaling warp's part of every chunk of the task.
 template <int kStateGroups>
 __device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
   constexpr Roles kRoles{kStateGroups};
+  constexpr int kOwn = kRoles.slices_per_warp();  // the same piece of both halves, or of one
+  Carry carry[kOwn];
+  const int chunks = task.chunks, last_valid = task.valid_tokens(chunks - 1);
 #pragma unroll 1
-  for (int chunk = 0; chunk < task.chunks; ++chunk) {
+  for (int chunk = 0; chunk < chunks; ++chunk) {
     wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
     if (chunk >= kOperands)
       wait_barrier(&shared.consumed[chunk % kOperands], static_cast<uint32_t>(chunk / kOperands - 1) & 1);
-    const auto scale_half = [&]<int kPart>(std::integral_constant<int, kPart>) {
-      // Nothing but chunk is kept from half to half: registers are short.
-      const int thread = thread_of_cta(), now = forget(chunk);
-      const int valid = task.valid_tokens(now), piece = thread / 32 % 8;
-      Stage& stage = shared.stage[now % kStages];
-      Operands& operands = shared.operands[now % kOperands];
-      if (valid < kChunk)
-        scale_slice<true, kPart>(stage, operands, shared.gate, piece, thread % 32, valid);
+    Stage& stage = shared.stage[chunk % kStages];
+    Operands& operands = shared.operands[chunk % kOperands];
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      // Little is kept from slice to slice: registers are short.
+      const int thread = thread_of_cta();
+      const int part = kOwn == 2 ? i : (thread / 32 - 4 * kStateGroups) / 8, piece = thread / 32 % 8;
+      if (chunk + 1 < chunks || last_valid == kChunk)
+        scale_slice<false>(stage, operands, shared.gate, carry[i], part, piece, thread % 32, kChunk);
       else
-        scale_slice<false, kPart>(stage, operands, shared.gate, piece, thread % 32, valid);
-    };
-    // A warp has one piece of both halves, or of one.
-    const bool both = kRoles.slices_per_warp() == 2;
-    const int warp_half = (thread_of_cta() / 32 - 4 * kStateGroups) / 8;
-#pragma unroll 1
-    for (int half = both ? 0 : warp_half; half <= (both ? 1 : warp_half); ++half) {
-      if (half == 0)
-        scale_half(std::integral_constant<int, 0>());
-      else
-        scale_half(std::integral_constant<int, 1>());
+        scale_slice<true>(stage, operands, shared.gate, carry[i], part, piece, thread % 32, last_valid);
+    }
+    if (chunk + 1 == chunks) {
+#pragma unroll
+      for (int i = 0; i < kOwn; ++i) {
+        const int thread = thread_of_cta(), part = kOwn == 2 ? i : (thread / 32 - 4 * kStateGroups) / 8;
+        float rest = carry[i].sum;
+        rest += __shfl_xor_sync(0xffffffffu, rest, 1);
+        rest += __shfl_xor_sync(0xffffffffu, rest, 2);
+        if (thread % 4 == 0)
+          shared.remainder[part * kHalf + thread / 32 % 8 * kSlice + thread % 32 / 4] =
+              exp2_approx(rest * (-1.0f / kGateUnit));
+      }
     }
     fence_to_async_proxy();
     arrive_as_warp(&shared.scaled[chunk % kStages], thread_of_cta() % 32);

@@ -1,9 +1,9 @@
 // The state warpgroups of the fused kernel: 64 rows (V) of the transposed state each, in fp32 accumulators, walk the
 // chunks.
 //
-//   R = beta (v - S K~^T), U = R T^T, O = S Q~^T + U P^T, S = S diag(e) + U K_end         [64 rows, 32 tokens]
+//   R = beta (v - S K~^T), U = R T^T, O = S Q~^T + U P^T, S = S diag(e) + U K_mid         [64 rows, 32 tokens]
 //
-// S, R and U pass from accumulators to register operands without leaving the thread; K~, Q~, K_end, T and P are read
+// S, R and U pass from accumulators to register operands without leaving the thread; K~, Q~, K_mid, T and P are read
 // from the stage. q and k are raw there, so every product with k gets its 1/|k| here: beta_norm and key_norm; scale/|q|
 // comes last.
 #pragma once
@@ -44,7 +44,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     Stage& stage = shared.stage[chunk % kStages];
     const uint32_t parity = static_cast<uint32_t>(chunk / kStages) & 1;
-    const SwizzledOperand keys_queries(shared_address(stage.half)), restored(shared_address(stage.g)),
+    const SwizzledOperand keys_queries(shared_address(stage.half)), middle_keys(shared_address(stage.g)),
         square(shared_address(stage.square));
 
     wait_barrier(&shared.scaled[chunk % kStages], parity);
@@ -85,30 +85,23 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     uint32_t U_operand[2][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float2 beta = *reinterpret_cast<const float2*>(&stage.beta[8 * j + 2 * member]);
-      const float2 beta_norm = *reinterpret_cast<const float2*>(&stage.beta_norm[8 * j + 2 * member]);
+      const float2 beta_values = *reinterpret_cast<const float2*>(&stage.beta_values[8 * j + 2 * member]);
+      const float2 beta_keys = *reinterpret_cast<const float2*>(&stage.beta_keys[8 * j + 2 * member]);
 #pragma unroll
       for (int lower = 0; lower < 2; ++lower) {
         const int r = 2 * (j % 2) + lower;
-        U_operand[j / 2][r] = pack_bf16(beta.x * low_bf16(v[j / 2][r]) - beta_norm.x * R_O[4 * j + 2 * lower],
-                                        beta.y * high_bf16(v[j / 2][r]) - beta_norm.y * R_O[4 * j + 2 * lower + 1]);
+        U_operand[j / 2][r] =
+            pack_bf16(beta_values.x * low_bf16(v[j / 2][r]) - beta_keys.x * R_O[4 * j + 2 * lower],
+                      beta_values.y * high_bf16(v[j / 2][r]) - beta_keys.y * R_O[4 * j + 2 * lower + 1]);
       }
     }
     float U[16];
     wgmma_fence();
-    start_product_n32(U, U_operand[0], square.at(0));
-    multiply_n32(U, U_operand[1], square.at(32));
+    start_product_n32_transposed(U, U_operand[0], square.at(0));
+    multiply_n32_transposed(U, U_operand[1], square.at(kBlock * 128));
     wgmma_commit();
     decay_half(0);
     wgmma_wait<0>();
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float2 key_norm = *reinterpret_cast<const float2*>(&stage.key_norm[8 * j + 2 * member]);
-      U[4 * j + 0] *= key_norm.x;
-      U[4 * j + 1] *= key_norm.y;
-      U[4 * j + 2] *= key_norm.x;
-      U[4 * j + 3] *= key_norm.y;
-    }
 #pragma unroll
     for (int i = 0; i < 2; ++i) to_operand(U_operand[i], &U[8 * i]);
     wait_barrier(&shared.scored[chunk % kStages], parity);
@@ -123,7 +116,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        multiply_n64_transposed(S[h], U_operand[i], restored.at(h * kHalfBytes + i * kBlock * 128));
+        multiply_n64_transposed(S[h], U_operand[i], middle_keys.at(h * kHalfBytes + i * kBlock * 128));
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -149,7 +142,16 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
   for (int j = 0; j < 16; ++j)
 #pragma unroll
     for (int i = 0; i < 4; ++i) fragment.S[j][i] = S[j / 8][j % 8 * 4 + i];
-  if (task.slots.write >= 0) store_state(fragment, p.final_state, task.slots.write, task.head, row0 + 16 * warp, lane);
+  if (task.slots.write < 0) return;
+  if (task.chunks > 0) {
+#pragma unroll
+    for (int j = 0; j < 16; ++j) {
+      const float2 rest = *reinterpret_cast<const float2*>(&shared.remainder[8 * j + 2 * member]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) fragment.S[j][i] *= i % 2 == 0 ? rest.x : rest.y;
+    }
+  }
+  store_state(fragment, p.final_state, task.slots.write, task.head, row0 + 16 * warp, lane);
 }
 
 }  // namespace flash_kda::cuda::fused

@@ -64,6 +64,9 @@ inline float __shfl_sync(unsigned, float x, int lane) {
                                [&] { result = __uint_as_float(flash_kda::test::words_of_lane(lane % 32)[0]); });
   return result;
 }
+inline int __shfl_sync(unsigned all, int x, int lane) {
+  return std::bit_cast<int>(__shfl_sync(all, std::bit_cast<float>(x), lane));
+}
 inline float __shfl_xor_sync(unsigned all, float x, int mask) {
   return __shfl_sync(all, x, flash_kda::cuda::emulated_lane() ^ mask);
 }
@@ -77,6 +80,7 @@ inline float exp2_approx(float x) {
   return std::fpclassify(y) == FP_SUBNORMAL ? 0.0f : y;
 }
 inline float reciprocal_approx(float x) { return 1.0f / x; }
+inline float rsqrt_approx(float x) { return 1.0f / std::sqrt(x); }
 inline uint32_t pack(uint16_t low, uint16_t high) { return low | static_cast<uint32_t>(high) << 16; }
 inline uint32_t pack_bf16(float low, float high) {
   return pack(__bfloat16_as_ushort(__float2bfloat16_rn(low)), __bfloat16_as_ushort(__float2bfloat16_rn(high)));

@@ -39,6 +39,26 @@ void multiply_tile(float (&d)[kColumns / 2], const uint32_t (&a)[4], uint64_t b,
         });
   });
 }
+/// The same with both operands in shared memory.
+template <int kColumns>
+void multiply_tiles(float (&d)[kColumns / 2], uint64_t a, uint64_t b) {
+  share_words({}, [&] {
+    add_products(
+        d, kColumns, 16,
+        [&](int row, int k) { return swizzled_element(a, 16 * (static_cast<int>(threadIdx.x) / 32 % 4) + row, k); },
+        [&](int k, int column) { return swizzled_element(b, column, k); });
+  });
+}
+inline void multiply_n16(float (&d)[8], uint64_t a, uint64_t b) { multiply_tiles<16>(d, a, b); }
+inline void multiply_n32(float (&d)[16], uint64_t a, uint64_t b) { multiply_tiles<32>(d, a, b); }
+inline void start_product_n16(float (&d)[8], uint64_t a, uint64_t b) {
+  std::fill(std::begin(d), std::end(d), 0.0f);
+  multiply_n16(d, a, b);
+}
+inline void start_product_n32(float (&d)[16], uint64_t a, uint64_t b) {
+  std::fill(std::begin(d), std::end(d), 0.0f);
+  multiply_n32(d, a, b);
+}
 inline void multiply_n32(float (&d)[16], const uint32_t (&a)[4], uint64_t b) { multiply_tile<32>(d, a, b, false); }
 inline void multiply_n64(float (&d)[32], const uint32_t (&a)[4], uint64_t b) { multiply_tile<64>(d, a, b, false); }
 inline void multiply_n64_transposed(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
@@ -47,6 +67,13 @@ inline void multiply_n64_transposed(float (&d)[32], const uint32_t (&a)[4], uint
 inline void start_product_n32(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
   std::fill(std::begin(d), std::end(d), 0.0f);
   multiply_n32(d, a, b);
+}
+inline void multiply_n32_transposed(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
+  multiply_tile<32>(d, a, b, true);
+}
+inline void start_product_n32_transposed(float (&d)[16], const uint32_t (&a)[4], uint64_t b) {
+  std::fill(std::begin(d), std::end(d), 0.0f);
+  multiply_n32_transposed(d, a, b);
 }
 inline void start_product_n64(float (&d)[32], const uint32_t (&a)[4], uint64_t b) {
   std::fill(std::begin(d), std::end(d), 0.0f);
