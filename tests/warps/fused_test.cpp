@@ -61,19 +61,24 @@ Machine hopper() {
 
 template <int kStateGroups>
 void run_kernel(const Params& p, const Plan& plan) {
-  using cuda::fused::Shared;
-  const std::unique_ptr<void, decltype(&std::free)> memory(
-      std::aligned_alloc(1024, (sizeof(Shared) + 1023) / 1024 * 1024), &std::free);
-  auto& shared = *static_cast<Shared*>(memory.get());
+  using Shared = cuda::fused::Shared<kStateGroups>;
+  constexpr int kCtas = cuda::fused::Roles{kStateGroups}.ctas();
+  constexpr size_t kBytes = (sizeof(Shared) + 1023) / 1024 * 1024;
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, kCtas * kBytes), &std::free);
   cuda::shared_memory = static_cast<unsigned char*>(memory.get());
+  cuda::shared_memory_of_cta = kBytes;
   const cuda::fused::InputMaps maps = {cuda::emulated_map(p.q, p.T), cuda::emulated_map(p.k, p.T),
                                        cuda::emulated_map(p.g, p.T), cuda::emulated_map(p.v, p.T)};
   blockDim.x = static_cast<unsigned>(plan.threads);
-  for (blockIdx.x = 0; blockIdx.x < plan.tasks; ++blockIdx.x) {
-    std::memset(memory.get(), 0xff, sizeof(Shared));
+  for (blockIdx.x.first = 0; blockIdx.x.first < plan.tasks; blockIdx.x.first += kCtas) {
+    std::memset(memory.get(), 0xff, kCtas * kBytes);
     cuda::barriers.clear();
-    ASSERT_TRUE(run_cta(plan.threads, [&] { cuda::fused::run_cta<kStateGroups>(p, maps, shared); }))
-        << "every warp that is left waits, block " << blockIdx.x;
+    const auto body = [&] {
+      auto* const own = cuda::shared_memory + static_cast<size_t>(cta_rank()) * kBytes;
+      cuda::fused::run_cta<kStateGroups>(p, maps, *reinterpret_cast<Shared*>(own));
+    };
+    ASSERT_TRUE(run_cluster(kCtas, static_cast<int>(plan.threads), body))
+        << "every warp that is left waits, block " << blockIdx.x.first;
   }
 }
 

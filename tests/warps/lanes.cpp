@@ -23,22 +23,24 @@ struct Meeting {
   uint64_t count = 0;
 };
 
-struct Cta {
+struct Cluster {
   const std::function<void()>* body;
+  size_t threads;  ///< of a CTA
   ucontext_t scheduler = {};
   std::vector<Fiber> fibers;
   std::vector<Meeting> warps;
+  std::vector<Meeting> ctas;
   Meeting all;
   std::vector<std::array<uint32_t, 16>> words;
   size_t running = 0;
 };
 
-Cta* cta = nullptr;
+Cluster* cluster = nullptr;
 
 void run_fiber() {
-  (*cta->body)();
-  cta->fibers[cta->running].done = true;
-  swapcontext(&cta->fibers[cta->running].context, &cta->scheduler);
+  (*cluster->body)();
+  cluster->fibers[cluster->running].done = true;
+  swapcontext(&cluster->fibers[cluster->running].context, &cluster->scheduler);
 }
 
 void meet(Meeting& meeting, int threads) {
@@ -52,13 +54,16 @@ void meet(Meeting& meeting, int threads) {
 
 }  // namespace
 
-bool run_cta(int threads, const std::function<void()>& body) {
-  Cta current;
-  cta = &current;
+bool run_cluster(int ctas, int threads, const std::function<void()>& body) {
+  Cluster current;
+  cluster = &current;
   current.body = &body;
-  current.fibers.resize(static_cast<size_t>(threads));
-  current.warps.resize(static_cast<size_t>(threads / 32));
-  current.words.resize(static_cast<size_t>(threads));
+  current.threads = static_cast<size_t>(threads);
+  current.ctas.resize(static_cast<size_t>(ctas));
+  const size_t all_threads = current.ctas.size() * current.threads;
+  current.fibers.resize(all_threads);
+  current.warps.resize(all_threads / 32);
+  current.words.resize(all_threads);
   for (Fiber& fiber : current.fibers) {
     getcontext(&fiber.context);
     fiber.context.uc_stack.ss_sp = fiber.stack.get();
@@ -74,25 +79,29 @@ bool run_cta(int threads, const std::function<void()>& body) {
       swapcontext(&current.scheduler, &fiber.context);
     }
   }
-  cta = nullptr;
+  cluster = nullptr;
   for (const Fiber& fiber : current.fibers)
     if (!fiber.done) return false;
   return true;
 }
 
-int thread_index() { return static_cast<int>(cta->running); }
+int thread_index() { return static_cast<int>(cluster->running % cluster->threads); }
+int cta_rank() { return static_cast<int>(cluster->running / cluster->threads); }
 
 void wait_until(const std::function<bool()>& condition) {
   if (condition()) return;
-  Fiber& fiber = cta->fibers[cta->running];
+  Fiber& fiber = cluster->fibers[cluster->running];
   fiber.condition = &condition;
-  swapcontext(&fiber.context, &cta->scheduler);
+  swapcontext(&fiber.context, &cluster->scheduler);
   fiber.condition = nullptr;
 }
 
-void sync_warp() { meet(cta->warps[cta->running / 32], 32); }
-void sync_cta() { meet(cta->all, static_cast<int>(cta->fibers.size())); }
+void sync_warp() { meet(cluster->warps[cluster->running / 32], 32); }
+void sync_cta() { meet(cluster->ctas[static_cast<size_t>(cta_rank())], static_cast<int>(cluster->threads)); }
+void sync_cluster() { meet(cluster->all, static_cast<int>(cluster->fibers.size())); }
 
-uint32_t* words_of_lane(int lane) { return cta->words[cta->running / 32 * 32 + static_cast<size_t>(lane)].data(); }
+uint32_t* words_of_lane(int lane) {
+  return cluster->words[cluster->running / 32 * 32 + static_cast<size_t>(lane)].data();
+}
 
 }  // namespace flash_kda::test

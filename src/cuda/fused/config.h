@@ -21,17 +21,21 @@ inline constexpr int kSlices = kHeadDim / kSlice;
 /// on the four schedulers of a multiprocessor, every scheduler has the same mixture.
 struct Roles {
   int state_groups;
-  constexpr int scale_groups() const { return state_groups == 2 ? 2 : 4; }
+  /// CTAs that share a task, a cluster: each has 64 rows of the state and scales one half of the channels for both.
+  constexpr int ctas() const { return 2 / state_groups; }
+  constexpr int scale_groups() const { return 2; }
   constexpr int finish_groups() const { return state_groups == 2 ? 1 : 2; }
   constexpr int groups() const { return state_groups + scale_groups() + finish_groups(); }
   constexpr int threads() const { return groups() * kWarpgroup; }
+  /// Operands on their way: those of a chunk that two CTAs share are free again only when both have read them.
+  constexpr int operands() const { return 1 + ctas(); }
   constexpr int scaling_warps() const { return 4 * scale_groups(); }
   /// Of a chunk's kSlices.
-  constexpr int slices_per_warp() const { return kSlices / scaling_warps(); }
+  constexpr int slices_per_warp() const { return kSlices / ctas() / scaling_warps(); }
   /// A thread, after the warpgroups have shared out what they were launched with.
-  static constexpr int state_registers() { return 160; }
-  static constexpr int scale_registers() { return 48; }
-  static constexpr int finish_registers() { return 64; }
+  constexpr int state_registers() const { return 160; }
+  constexpr int scale_registers() const { return state_groups == 2 ? 48 : 80; }
+  constexpr int finish_registers() const { return state_groups == 2 ? 64 : 80; }
   /// setmaxnreg moves only what the launch gives: to every thread the same, a multiple of 8. What does not fit hangs.
   constexpr bool fits() const {
     const int launched = 65536 / threads() / 8 * 8;
@@ -42,8 +46,7 @@ struct Roles {
 };
 static_assert(Roles{1}.fits() && Roles{2}.fits());
 
-static_assert(Roles{1}.slices_per_warp() * Roles{1}.scaling_warps() == kSlices);
-static_assert(Roles{2}.slices_per_warp() * Roles{2}.scaling_warps() == kSlices);
+static_assert(Roles{1}.slices_per_warp() == 1 && Roles{2}.slices_per_warp() == 2);
 
 /// Byte offset of element (row, column) of a bf16 tile with rows of 64 elements, swizzled as wgmma wants it.
 constexpr int tile_offset(int row, int column) {
@@ -70,15 +73,17 @@ struct KeysQueries {
 };
 
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
+template <int kStateGroups>
 struct Stage {
-  alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
-  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
-  unsigned char v[kTileBytes];        ///< then out
-  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
-  float decay[kHeadDim];              ///< from the middle of the chunk before to the middle of block 1
-  float beta_values[kChunk];          ///< beta / |k|, of block 0 / kSeenFactor: R is that times v,
-  float beta_keys[kChunk];            ///< minus this times S k~
-  float query_norm[kChunk];           ///< scale / |q|, of block 0 shifted back
+  alignas(1024) KeysQueries half[2];           ///< raw, then times 2^G, of block 0 shifted
+  unsigned char g[kTileBytes];                 ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
+  unsigned char v[kStateGroups * kHalfBytes];  ///< then out
+  unsigned char square[kHalfBytes];  ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
+  float decay[kHeadDim];             ///< from the middle of the chunk before to the middle of block 1
+  /// R is the first times v minus the second times S k~: beta / |k|, of block 0 / kSeenFactor, and that / |k|, of block
+  /// 0 / kShiftFactor.
+  alignas(16) float beta[kChunk][2];
+  float query_norm[kChunk];  ///< scale / |q|, of block 0 shifted back
 };
 
 /// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times
@@ -121,7 +126,6 @@ struct Triangle {
 };
 
 inline constexpr int kStages = 5;
-inline constexpr int kOperands = 2;
 
 /// What a CTA works on: one sequence of one value head, all of V or half of it. Kept in shared memory, for registers
 /// are scarce.
@@ -133,6 +137,8 @@ struct Task {
   int row0;        ///< first row of the state, and first column of v and out, of this CTA
   int chunks;
 
+  /// Rank of this CTA where V is split, else 0.
+  constexpr int rank() const { return row0 / kHalf; }
   /// Tokens of `chunk` that belong to the sequence, up to 32.
   constexpr int valid_tokens(int chunk) const {
     const int left = static_cast<int>(sequence.length) - chunk * kChunk;
@@ -140,14 +146,19 @@ struct Task {
   }
 };
 
+template <int kStateGroups>
 struct Shared {
-  Stage stage[kStages];
+  static constexpr int kOperands = Roles{kStateGroups}.operands();
+  Stage<kStateGroups> stage[kStages];
   Operands operands[kOperands];
   Task task;
-  Triangle lower[2][2];  ///< A of the blocks on the diagonal, of every finishing warpgroup
+  Triangle lower[Roles{kStateGroups}.finish_groups()]
+                [2];  ///< A of the blocks on the diagonal, of every finishing group
+  Triangle identity;
   HeadGate gate;
   alignas(16) float remainder[kHeadDim];  ///< decay from the middle of the last chunk's block 1 to the end
   alignas(8) uint64_t loaded[kStages];    ///< raw tiles have landed
+  uint64_t half_scaled[kStages];          ///< where V is split: this half of what `scaled` means
   uint64_t scaled[kStages];               ///< Operands and the stage's q, k, g and decay are written
   uint64_t consumed[kOperands];           ///< Operands are read
   uint64_t first_inverted[kStages];       ///< first_inverse and the token scalars of block 0's keys are written
@@ -155,6 +166,7 @@ struct Shared {
   uint64_t scored[kStages];               ///< P and the token scalars of queries are written
   uint64_t written[kStages];              ///< out stands in the stage, of which the state needs nothing more
 };
-static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
+static_assert(sizeof(Shared<1>) <= 232448 &&
+              sizeof(Shared<2>) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
 
 }  // namespace flash_kda::cuda::fused

@@ -1,6 +1,7 @@
 // What a CTA of the fused kernel does. Apart from fused.cu so that tests can run it on emulated warps.
 #pragma once
 
+#include "cuda/common/cluster.cuh"
 #include "cuda/common/longest_first.cuh"
 #include "cuda/fused/finish.cuh"
 #include "cuda/fused/launch.h"
@@ -11,32 +12,35 @@
 namespace flash_kda::cuda::fused {
 
 template <int kStateGroups>
-__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared& shared) {
+__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared<kStateGroups>& shared) {
   constexpr Roles kRoles{kStateGroups};
-  constexpr int kThreads = kRoles.threads();
+  constexpr int kThreads = kRoles.threads(), kCtas = kRoles.ctas();
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kWarpgroup;
 
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(&shared.loaded[i], 2);
-      ptx::mbarrier_init(&shared.scaled[i], kRoles.scaling_warps());
+      ptx::mbarrier_init(&shared.half_scaled[i], kRoles.scaling_warps());
+      ptx::mbarrier_init(&shared.scaled[i], kCtas == 2 ? 1 : kRoles.scaling_warps());
       ptx::mbarrier_init(&shared.first_inverted[i], 1);
       ptx::mbarrier_init(&shared.inverted[i], 2);
       ptx::mbarrier_init(&shared.scored[i], 2);
-      ptx::mbarrier_init(&shared.written[i], kStateGroups * kWarpgroup / 32);
+      ptx::mbarrier_init(&shared.written[i], kCtas * kStateGroups * kWarpgroup / 32);
     }
-    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], kWarpgroup / 32);
+    for (int i = 0; i < Shared<kStateGroups>::kOperands; ++i)
+      ptx::mbarrier_init(&shared.consumed[i], kCtas * kWarpgroup / 32);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
+  for (int i = thread; i < kBlock * kBlock; i += kThreads)
+    shared.identity.column[i / kBlock][i % kBlock] = i / kBlock == i % kBlock ? 1.0f : 0.0f;
   // The blocks of T and P above the diagonal are never written again.
   for (int i = thread; i < kStages * kHalfBytes / 16; i += kThreads)
     reinterpret_cast<uint4*>(shared.stage[i / (kHalfBytes / 16)].square)[i % (kHalfBytes / 16)] = {};
   cudaGridDependencySynchronize();  // so far nothing of global memory was touched
 
-  constexpr int kSplit = 2 / kStateGroups;  // CTAs that share a task, each with its own part of V
-  const int block = static_cast<int>(blockIdx.x) / kSplit;
+  const int block = static_cast<int>(blockIdx.x) / kCtas;
   Task task;
-  task.row0 = static_cast<int>(blockIdx.x) % kSplit * kHalf;
+  task.row0 = static_cast<int>(blockIdx.x) % kCtas * kHalf;
   task.head = block % p.HV;
   task.query_head = task.head / (p.HV / p.H);
   const int64_t n = sequence_of_rank(p, block / p.HV);
@@ -57,20 +61,24 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
   }
   if (thread < kHeadDim)
     shared.gate.bias[thread] = p.dt_bias == nullptr ? 0.0f : p.dt_bias[task.head * kHeadDim + thread];
-  __syncthreads();
+  if constexpr (kCtas == 2)
+    sync_cluster();  // neither writes to the other before its barriers stand
+  else
+    __syncthreads();
 
   const int lane = thread % 32, warp_of_group = thread / 32 % 4;
   if (warpgroup < kStateGroups) {
-    take_registers<Roles::state_registers()>();
-    walk_sequence(p, shared.task, shared, warpgroup, warp_of_group, lane);
+    take_registers<kRoles.state_registers()>();
+    walk_sequence<kStateGroups>(p, shared.task, shared, warpgroup, warp_of_group, lane);
   } else if (warpgroup < kStateGroups + kRoles.scale_groups()) {
-    give_registers<Roles::scale_registers()>();
+    give_registers<kRoles.scale_registers()>();
     scale_chunks<kStateGroups>(shared.task, shared);
   } else {
-    give_registers<Roles::finish_registers()>();
+    give_registers<kRoles.finish_registers()>();
     finish_chunks<kStateGroups>(p, maps, shared.task, shared, warpgroup - kStateGroups - kRoles.scale_groups(),
                                 warp_of_group, lane);
   }
+  if constexpr (kCtas == 2) sync_cluster();  // neither leaves while the other may write to it
 }
 
 }  // namespace flash_kda::cuda::fused

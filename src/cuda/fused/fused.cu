@@ -12,15 +12,15 @@ namespace flash_kda::cuda::fused {
 namespace {
 
 template <int kStateGroups>
-__global__ void __launch_bounds__(Roles{kStateGroups}.threads(), 1)
+__global__ void __cluster_dims__(Roles{kStateGroups}.ctas(), 1, 1) __launch_bounds__(Roles{kStateGroups}.threads(), 1)
     forward(const __grid_constant__ Params p, const __grid_constant__ InputMaps maps) {
   extern __shared__ __align__(1024) unsigned char storage[];
-  run_cta<kStateGroups>(p, maps, *reinterpret_cast<Shared*>(storage));
+  run_cta<kStateGroups>(p, maps, *reinterpret_cast<Shared<kStateGroups>*>(storage));
 }
 
 template <int kStateGroups>
 void launch_for(const Params& params, const Plan& plan, const InputMaps& maps) {
-  constexpr int kBytes = sizeof(Shared);
+  constexpr int kBytes = sizeof(Shared<kStateGroups>);
   allow_shared_memory<forward<kStateGroups>>(params.device, kBytes);
   launch_kernel("launch of fused::forward", forward<kStateGroups>, plan.tasks, plan.threads, kBytes, params.stream,
                 params, maps);

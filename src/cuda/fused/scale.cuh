@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "cuda/common/cluster.cuh"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/fused/config.h"
@@ -71,16 +72,16 @@ struct Carry {
 /// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half `part`. kTail: only `valid` tokens belong to
 /// the sequence. Every register array over r holds, of tokens 8r ... 8r + 7, token group and channels 2 * member + {0,
 /// 1}.
-template <bool kTail>
-__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const HeadGate& head, Carry& carry,
-                                            int part, int piece, int lane, int valid) {
+template <bool kTail, int kStateGroups>
+__device__ __forceinline__ void scale_slice(Stage<kStateGroups>& stage, Operands& operands, const HeadGate& head,
+                                            Carry& carry, int part, int piece, int lane, int valid) {
   const int group = lane / 4, member = lane % 4, channel = part * kHalf + piece * kSlice + group;
   // Where a lane points ldmatrix and stmatrix: row `lane` of a tile is that of matrix lane / 8.
   const auto offset = static_cast<uint32_t>(tile_offset(lane, piece * kSlice));
   const uint32_t stage_place = shared_address(&stage) + offset, operands_place = shared_address(&operands) + offset;
   const uint32_t k_tile = stage_place + part * static_cast<uint32_t>(sizeof(KeysQueries));
   const uint32_t q_tile = k_tile + kHalfBytes;
-  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + part * kHalfBytes;
+  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage<kStateGroups>, g)) + part * kHalfBytes;
   const uint32_t first_down = operands_place + part * static_cast<uint32_t>(sizeof(OperandsHalf));
   const uint32_t second_k = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_k));
   const uint32_t second_q = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_q));
@@ -177,25 +178,48 @@ __device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, co
   if (member == 0) stage.decay[channel] = exp2_approx((step + step_of_others) * (-1.0f / kGateUnit));
 }
 
+/// Gives the other CTA this one's half of a chunk, once all of it is scaled, and tells that what it gives is waited
+/// for. Called by a warp.
+template <int kStateGroups>
+__device__ __forceinline__ void share_half(const Task& task, Shared<kStateGroups>& shared, int chunk, int lane) {
+  wait_barrier(&shared.half_scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+  if (lane != 0) return;
+  const int half = task.rank(), peer = 1 - half;
+  const Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+  uint64_t* const scaled = &shared.scaled[chunk % kStages];
+  uint32_t total = 0;
+  const auto give = [&](const void* part, uint32_t bytes) {
+    copy_to_peer(part, bytes, scaled, peer);
+    total += bytes;
+  };
+  give(&stage.half[half], sizeof(KeysQueries));
+  give(stage.g + half * kHalfBytes, kHalfBytes);
+  give(&shared.operands[chunk % Shared<kStateGroups>::kOperands].half[half], sizeof(OperandsHalf));
+  give(stage.decay + half * kHalf, kHalf * sizeof(float));
+  if (chunk + 1 == task.chunks) give(shared.remainder + half * kHalf, kHalf * sizeof(float));
+  ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, scaled, total);
+}
+
 /// A scaling warp's part of every chunk of the task.
 template <int kStateGroups>
-__device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
+__device__ __forceinline__ void scale_chunks(const Task& task, Shared<kStateGroups>& shared) {
   constexpr Roles kRoles{kStateGroups};
-  constexpr int kOwn = kRoles.slices_per_warp();  // the same piece of both halves, or of one
+  constexpr int kOwn = kRoles.slices_per_warp();  // the same piece of both halves, or of the CTA's own
+  constexpr bool kShared = kRoles.ctas() == 2;
   Carry carry[kOwn];
   const int chunks = task.chunks, last_valid = task.valid_tokens(chunks - 1);
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-    if (chunk >= kOperands)
+    constexpr int kOperands = Shared<kStateGroups>::kOperands;
+    if (chunk >= kOperands)  // by the other CTA too: what it was given has arrived
       wait_barrier(&shared.consumed[chunk % kOperands], static_cast<uint32_t>(chunk / kOperands - 1) & 1);
-    Stage& stage = shared.stage[chunk % kStages];
+    Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
     Operands& operands = shared.operands[chunk % kOperands];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       // Little is kept from slice to slice: registers are short.
-      const int thread = thread_of_cta();
-      const int part = kOwn == 2 ? i : (thread / 32 - 4 * kStateGroups) / 8, piece = thread / 32 % 8;
+      const int thread = thread_of_cta(), part = kShared ? task.rank() : i, piece = thread / 32 % 8;
       if (chunk + 1 < chunks || last_valid == kChunk)
         scale_slice<false>(stage, operands, shared.gate, carry[i], part, piece, thread % 32, kChunk);
       else
@@ -204,7 +228,7 @@ __device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
     if (chunk + 1 == chunks) {
 #pragma unroll
       for (int i = 0; i < kOwn; ++i) {
-        const int thread = thread_of_cta(), part = kOwn == 2 ? i : (thread / 32 - 4 * kStateGroups) / 8;
+        const int thread = thread_of_cta(), part = kShared ? task.rank() : i;
         float rest = carry[i].sum;
         rest += __shfl_xor_sync(0xffffffffu, rest, 1);
         rest += __shfl_xor_sync(0xffffffffu, rest, 2);
@@ -214,7 +238,14 @@ __device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
       }
     }
     fence_to_async_proxy();
-    arrive_as_warp(&shared.scaled[chunk % kStages], thread_of_cta() % 32);
+    const int thread = thread_of_cta();
+    if constexpr (kShared) {
+      arrive_as_warp(&shared.half_scaled[chunk % kStages], thread % 32);
+      if (thread / 32 % kRoles.scaling_warps() == chunk % kRoles.scaling_warps())  // each in turn
+        share_half(task, shared, chunk, thread % 32);
+    } else {
+      arrive_as_warp(&shared.scaled[chunk % kStages], thread % 32);
+    }
   }
 }
 

@@ -8,6 +8,7 @@
 // comes last.
 #pragma once
 
+#include "cuda/common/cluster.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/state_fragment.cuh"
 #include "cuda/common/wgmma.cuh"
@@ -21,8 +22,9 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float* c) {
   for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
 }
 
-__device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared& shared, int group, int warp,
-                                              int lane) {
+template <int kStateGroups>
+__device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared<kStateGroups>& shared,
+                                              int group, int warp, int lane) {
   const int row0 = task.row0 + group * kHalf, member = lane % 4;
   StateFragment fragment = {};
   if (task.slots.read >= 0) load_state(fragment, p.initial_state, task.slots.read, task.head, row0 + 16 * warp, lane);
@@ -42,7 +44,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
 
 #pragma unroll 1
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
-    Stage& stage = shared.stage[chunk % kStages];
+    Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
     const uint32_t parity = static_cast<uint32_t>(chunk / kStages) & 1;
     const SwizzledOperand keys_queries(shared_address(stage.half)), middle_keys(shared_address(stage.g)),
         square(shared_address(stage.square));
@@ -85,14 +87,12 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     uint32_t U_operand[2][4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const float2 beta_values = *reinterpret_cast<const float2*>(&stage.beta_values[8 * j + 2 * member]);
-      const float2 beta_keys = *reinterpret_cast<const float2*>(&stage.beta_keys[8 * j + 2 * member]);
+      const float4 beta = *reinterpret_cast<const float4*>(stage.beta[8 * j + 2 * member]);  // of two tokens
 #pragma unroll
       for (int lower = 0; lower < 2; ++lower) {
         const int r = 2 * (j % 2) + lower;
-        U_operand[j / 2][r] =
-            pack_bf16(beta_values.x * low_bf16(v[j / 2][r]) - beta_keys.x * R_O[4 * j + 2 * lower],
-                      beta_values.y * high_bf16(v[j / 2][r]) - beta_keys.y * R_O[4 * j + 2 * lower + 1]);
+        U_operand[j / 2][r] = pack_bf16(beta.x * low_bf16(v[j / 2][r]) - beta.y * R_O[4 * j + 2 * lower],
+                                        beta.z * high_bf16(v[j / 2][r]) - beta.w * R_O[4 * j + 2 * lower + 1]);
       }
     }
     float U[16];
@@ -136,7 +136,10 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 8; ++i) to_operand(operand[i], &S[i / 4][i % 4 * 8]);
-    arrive_as_warp(&shared.written[chunk % kStages], lane);
+    if constexpr (Roles{kStateGroups}.ctas() == 2)
+      arrive_as_warp_in_both(&shared.written[chunk % kStages], 1 - task.rank(), lane);
+    else
+      arrive_as_warp(&shared.written[chunk % kStages], lane);
   }
 #pragma unroll
   for (int j = 0; j < 16; ++j)

@@ -29,7 +29,14 @@ struct EmulatedIndex {
   } x;
 };
 inline EmulatedIndex threadIdx;
-inline dim3 blockIdx, blockDim;
+struct EmulatedBlock {
+  struct X {
+    operator unsigned() const { return first + static_cast<unsigned>(flash_kda::test::cta_rank()); }
+    unsigned first;  ///< of the cluster's first CTA
+  } x;
+};
+inline EmulatedBlock blockIdx;
+inline dim3 blockDim;
 
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
@@ -93,8 +100,9 @@ inline float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff
 inline float float_of_bf16(uint16_t x) { return low_bf16(x); }
 inline float float_of_half(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 
-// ---- shared memory ---- addresses count from its start
+// ---- shared memory ---- that of the cluster's CTAs, one behind the other; addresses count from its start
 inline unsigned char* shared_memory = nullptr;
+inline uint32_t shared_memory_of_cta = 0;
 
 inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_memory);
