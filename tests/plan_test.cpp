@@ -102,17 +102,15 @@ Case two_kernel_case() {
   return c;
 }
 
-TEST(CudaPlan, FusedWhereItIsAskedFor) {
+TEST(CudaPlan, FusedOnHopper) {
   Case c = cuda_case();
   c.H = 40;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
-  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
   const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaFused);
   EXPECT_EQ(plan.chunk, 32);
   EXPECT_EQ(plan.value_split, 2);
   EXPECT_EQ(plan.tasks, 80);
-  EXPECT_EQ(plan.threads, 768);
+  EXPECT_EQ(plan.threads, 640);
   EXPECT_EQ(plan.workspace_bytes, 0U);
   c.batch_invariant = true;
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
@@ -124,7 +122,6 @@ TEST(CudaPlan, FusedWhereItIsAskedFor) {
 
 TEST(CudaPlan, TwoKernelWhereFusedCannot) {
   Case c = cuda_case();
-  c.H = 40;
   Machine blackwell = hopper();
   blackwell.compute_capability = 100;
   EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, blackwell).path, Path::kCudaTwoKernel);

@@ -109,17 +109,17 @@ Plan make_plan(const Params& p, const Machine& machine) {
   if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED && why_not_fused != nullptr)
     fail(FLASH_KDA_ERROR_VALUE, "cuda_path: got 2 (fused), accepted here is 0 or 1: {}", why_not_fused);
   Plan plan;
-  // AUTO leaves the fused kernel alone until its tests have run on a GPU as it stands.
-  if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED) {
+  const bool automatic = p.cuda_path == FLASH_KDA_CUDA_PATH_AUTO;
+  if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED || (automatic && why_not_fused == nullptr)) {
     plan.path = Path::kCudaFused;
-    plan.reason = "asked for";
+    plan.reason = automatic ? "the fused kernel can take it" : "asked for";
     plan.chunk = fused::kChunk;
     plan.value_split = !p.batch_invariant && 2 * p.N * p.HV <= machine.multiprocessors ? 2 : 1;
     plan.tasks = p.N * p.HV * plan.value_split;
     plan.threads = fused::Roles{2 / plan.value_split}.threads();
   } else {
     plan.path = Path::kCudaTwoKernel;
-    plan.reason = p.cuda_path == FLASH_KDA_CUDA_PATH_AUTO ? "the default" : "asked for";
+    plan.reason = automatic ? why_not_fused : "asked for";
     plan.chunk = two_kernel::kTile;
     plan.value_split = value_split_of(p, machine);
     plan.tasks = p.N * p.HV * plan.value_split;

@@ -61,7 +61,7 @@ Machine hopper() {
 
 template <int kStateGroups>
 void run_kernel(const Params& p, const Plan& plan) {
-  using Shared = cuda::fused::Shared<kStateGroups>;
+  using cuda::fused::Shared;
   constexpr int kCtas = cuda::fused::Roles{kStateGroups}.ctas();
   constexpr size_t kBytes = (sizeof(Shared) + 1023) / 1024 * 1024;
   const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, kCtas * kBytes), &std::free);

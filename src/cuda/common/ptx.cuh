@@ -100,26 +100,12 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
                : "memory");
 }
 
-/// The transpose of an 8x8 matrix of 16-bit elements that a warp holds as one register of the fragments above.
-__device__ __forceinline__ uint32_t transpose_matrix(uint32_t x) {
-  uint32_t y;
-  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-  return y;
-}
-
 /// c += a * b, bf16 operands, fp32 accumulation.
 __device__ __forceinline__ void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// The same over 8 instead of 16: a0 and a1 are rows group and group + 8 of a 16x8 matrix, columns 2*member + {0,1}.
-__device__ __forceinline__ void multiply_accumulate_k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a0), "r"(a1), "r"(b));
 }
 
 /// c += a * b over 16, fp16 operands, fp32 accumulation.

@@ -4,10 +4,12 @@
 
 namespace flash_kda::cuda {
 
-/// x = (I + A)^-1 x. lower[j][i] holds A_ij for j < i (the transpose, so that one column of A is contiguous); what stands
-/// at j >= i is not read. Reads shared memory, 16-byte aligned rows.
+/// Column `column` of (I + A)^-1, called by one thread a column. lower[j][i] holds A_ij for j < i (the transpose, so
+/// that one column of A is contiguous); what stands at j >= i is not read. Reads shared memory, 16-byte aligned rows.
 template <int kPitch>
-__device__ __forceinline__ void substitute(float (&x)[16], const float (&lower)[16][kPitch]) {
+__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][kPitch], int column) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
 #pragma unroll
   for (int j = 0; j < 15; ++j) {
 #pragma unroll
@@ -19,14 +21,6 @@ __device__ __forceinline__ void substitute(float (&x)[16], const float (&lower)[
       if (4 * i4 + 3 > j) x[4 * i4 + 3] -= a.w * x[j];
     }
   }
-}
-
-/// Column `column` of (I + A)^-1, called by one thread a column.
-template <int kPitch>
-__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][kPitch], int column) {
-#pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
-  substitute(x, lower);
 }
 
 }  // namespace flash_kda::cuda

@@ -27,8 +27,6 @@ struct Roles {
   constexpr int finish_groups() const { return state_groups == 2 ? 1 : 2; }
   constexpr int groups() const { return state_groups + scale_groups() + finish_groups(); }
   constexpr int threads() const { return groups() * kWarpgroup; }
-  /// Operands on their way: those of a chunk that two CTAs share are free again only when both have read them.
-  constexpr int operands() const { return 1 + ctas(); }
   constexpr int scaling_warps() const { return 4 * scale_groups(); }
   /// Of a chunk's kSlices.
   constexpr int slices_per_warp() const { return kSlices / ctas() / scaling_warps(); }
@@ -73,23 +71,21 @@ struct KeysQueries {
 };
 
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
-template <int kStateGroups>
 struct Stage {
-  alignas(1024) KeysQueries half[2];           ///< raw, then times 2^G, of block 0 shifted
-  unsigned char g[kTileBytes];                 ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
-  unsigned char v[kStateGroups * kHalfBytes];  ///< then out
-  unsigned char square[kHalfBytes];  ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
-  float decay[kHeadDim];             ///< from the middle of the chunk before to the middle of block 1
+  alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
+  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
+  unsigned char v[kTileBytes];        ///< then out
+  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
+  float decay[kHeadDim];              ///< from the middle of the chunk before to the middle of block 1
   /// R is the first times v minus the second times S k~: beta / |k|, of block 0 / kSeenFactor, and that / |k|, of block
   /// 0 / kShiftFactor.
   alignas(16) float beta[kChunk][2];
   float query_norm[kChunk];  ///< scale / |q|, of block 0 shifted back
 };
 
-/// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times
-/// 2^(G
-/// - middle of the block), and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the products
-/// with block 1 in rows 16 ... 31 and 48 ... 63, where the stage's KeysQueries has block 1 too.
+/// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times 2
+/// to G minus the middle of the block, and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the
+/// products with block 1 in rows 16 ... 31 and 48 ... 63, where the stage's KeysQueries has block 1 too.
 struct OperandsHalf {
   alignas(1024) unsigned char first_down[kBlock * 128];
   unsigned char second_k[kBlock * 128];
@@ -126,6 +122,7 @@ struct Triangle {
 };
 
 inline constexpr int kStages = 5;
+inline constexpr int kOperands = 2;
 
 /// What a CTA works on: one sequence of one value head, all of V or half of it. Kept in shared memory, for registers
 /// are scarce.
@@ -146,27 +143,22 @@ struct Task {
   }
 };
 
-template <int kStateGroups>
 struct Shared {
-  static constexpr int kOperands = Roles{kStateGroups}.operands();
-  Stage<kStateGroups> stage[kStages];
+  Stage stage[kStages];
   Operands operands[kOperands];
   Task task;
-  Triangle lower[Roles{kStateGroups}.finish_groups()]
-                [2];  ///< A of the blocks on the diagonal, of every finishing group
-  Triangle identity;
+  Triangle lower[2][2];  ///< A of the blocks on the diagonal, of every finishing warpgroup
   HeadGate gate;
   alignas(16) float remainder[kHeadDim];  ///< decay from the middle of the last chunk's block 1 to the end
   alignas(8) uint64_t loaded[kStages];    ///< raw tiles have landed
-  uint64_t half_scaled[kStages];          ///< where V is split: this half of what `scaled` means
+  uint64_t half_scaled[kStages];          ///< where V is split: what this CTA does for `scaled` of both is done
   uint64_t scaled[kStages];               ///< Operands and the stage's q, k, g and decay are written
   uint64_t consumed[kOperands];           ///< Operands are read
-  uint64_t first_inverted[kStages];       ///< first_inverse and the token scalars of block 0's keys are written
+  uint64_t first_inverted[kStages];       ///< block 0 of T is written
   uint64_t inverted[kStages];             ///< T and the token scalars of keys are written
   uint64_t scored[kStages];               ///< P and the token scalars of queries are written
   uint64_t written[kStages];              ///< out stands in the stage, of which the state needs nothing more
 };
-static_assert(sizeof(Shared<1>) <= 232448 &&
-              sizeof(Shared<2>) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
+static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
 
 }  // namespace flash_kda::cuda::fused

@@ -12,7 +12,7 @@
 namespace flash_kda::cuda::fused {
 
 template <int kStateGroups>
-__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared<kStateGroups>& shared) {
+__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared& shared) {
   constexpr Roles kRoles{kStateGroups};
   constexpr int kThreads = kRoles.threads(), kCtas = kRoles.ctas();
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kWarpgroup;
@@ -27,12 +27,9 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
       ptx::mbarrier_init(&shared.scored[i], 2);
       ptx::mbarrier_init(&shared.written[i], kCtas * kStateGroups * kWarpgroup / 32);
     }
-    for (int i = 0; i < Shared<kStateGroups>::kOperands; ++i)
-      ptx::mbarrier_init(&shared.consumed[i], kCtas * kWarpgroup / 32);
+    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], kCtas * kWarpgroup / 32);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
-  for (int i = thread; i < kBlock * kBlock; i += kThreads)
-    shared.identity.column[i / kBlock][i % kBlock] = i / kBlock == i % kBlock ? 1.0f : 0.0f;
   // The blocks of T and P above the diagonal are never written again.
   for (int i = thread; i < kStages * kHalfBytes / 16; i += kThreads)
     reinterpret_cast<uint4*>(shared.stage[i / (kHalfBytes / 16)].square)[i % (kHalfBytes / 16)] = {};

@@ -22,12 +22,11 @@ struct BlockProducts {
   float own[8], seen[16];
 };
 
-/// Asks for them; called by the warpgroup.
-template <int kStateGroups>
-__device__ __forceinline__ void start_products(BlockProducts& c, const Stage<kStateGroups>& stage,
-                                               const Operands& operands) {
+/// Called by the warpgroup.
+__device__ __forceinline__ BlockProducts block_products(const Stage& stage, const Operands& operands) {
   const SwizzledOperand first(shared_address(stage.half)), second(shared_address(operands.half)),
       seen(shared_address(stage.g));
+  BlockProducts c;
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kHeadDim / 16; ++i) {
@@ -51,12 +50,13 @@ __device__ __forceinline__ void start_products(BlockProducts& c, const Stage<kSt
       multiply_n32(c.seen, left, right);
   }
   wgmma_commit();
+  wgmma_wait<0>();
+  return c;
 }
 
 /// Address of the row that lane `lane` gives for a 16x16 block of the square at (row, column), matrices in the order of
 /// a left operand: (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
-template <int kStateGroups>
-__device__ __forceinline__ uint32_t block_place(const Stage<kStateGroups>& stage, int row, int column, int lane) {
+__device__ __forceinline__ uint32_t block_place(const Stage& stage, int row, int column, int lane) {
   return shared_address(stage.square) + static_cast<uint32_t>(tile_offset(row + lane % 16, column + lane / 16 * 8));
 }
 
@@ -84,20 +84,13 @@ __device__ __forceinline__ float key_square(const float (&c)[8], int lane) {
 
 /// A block of T on the diagonal, the inverse of I + c in fp32, into the stage. c: C fragments; what stands on or above
 /// the diagonal is not looked at.
-template <int kStateGroups>
-__device__ __forceinline__ void store_inverse(Stage<kStateGroups>& stage, Triangle& lower, const Triangle& identity,
-                                              const float (&c)[8], int block, int lane) {
+__device__ __forceinline__ void store_inverse(Stage& stage, Triangle& lower, const float (&c)[8], int block, int lane) {
   const int group = lane / 4, column = 2 * (lane % 4);
 #pragma unroll
   for (int i = 0; i < 8; ++i) lower.column[8 * (i / 4) + column + i % 2][group + 8 * (i / 2 % 2)] = c[i];
   __syncwarp();
   float x[kBlock];
-#pragma unroll
-  for (int i = 0; i < kBlock / 4; ++i) {
-    const float4 ones = *reinterpret_cast<const float4*>(&identity.column[lane % kBlock][4 * i]);
-    x[4 * i] = ones.x, x[4 * i + 1] = ones.y, x[4 * i + 2] = ones.z, x[4 * i + 3] = ones.w;
-  }
-  substitute(x, lower.column);
+  inverse_column(x, lower.column, lane % kBlock);
   if (lane < kBlock) {  // the other half of the warp has the same
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -110,8 +103,7 @@ __device__ __forceinline__ void store_inverse(Stage<kStateGroups>& stage, Triang
 
 /// The block of T below the diagonal, -T_1 A_10 T_0, from the blocks on the diagonal as the state will use them. c:
 /// A_10. Everything transposed, as T lies in the stage: then c is the right operand as it stands.
-template <int kStateGroups>
-__device__ __forceinline__ void store_block_below(Stage<kStateGroups>& stage, const float (&c)[8], int lane) {
+__device__ __forceinline__ void store_block_below(Stage& stage, const float (&c)[8], int lane) {
   uint32_t T_0[4], T_1[4], high[4], low[4];
   load_matrix_x4(T_0, block_place(stage, 0, 0, lane));
   load_matrix_x4_transposed(T_1, block_place(stage, kBlock, kBlock, lane));
@@ -142,11 +134,9 @@ __device__ __forceinline__ void store_block_below(Stage<kStateGroups>& stage, co
 /// The part of a warp in T = (I + A)^-1 with A_ij = beta_i <k_i, k_j> / |k_i|^2, and what the state needs to know of
 /// the block's keys. T R is then 1/|k| times what it would be with A_ij = beta_i <k_i, k_j> / (|k_i| |k_j|), if R is; T
 /// has ones on its diagonal either way. beta: of token lane % 16.
-template <int kWarpBlock, int kStateGroups>
-__device__ __forceinline__ void finish_keys(const Params& p, Shared<kStateGroups>& shared, Triangle& lower,
-                                            const BlockProducts& products, int chunk, float beta, int lane) {
-  constexpr int block = kWarpBlock;
-  Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+__device__ __forceinline__ void finish_keys(const Params& p, Shared& shared, Triangle& lower,
+                                            const BlockProducts& products, int chunk, int block, float beta, int lane) {
+  Stage& stage = shared.stage[chunk % kStages];
   float c[8], below[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) c[i] = block == 0 ? products.own[i] : products.seen[8 + i];
@@ -169,7 +159,7 @@ __device__ __forceinline__ void finish_keys(const Params& p, Shared<kStateGroups
       below[at] = products.seen[at] * row_factor;
     }
   }
-  store_inverse(stage, lower, shared.identity, c, block, lane);
+  store_inverse(stage, lower, c, block, lane);
   uint64_t* const first_inverted = &shared.first_inverted[chunk % kStages];
   if (block == 0) {
     arrive_as_warp(first_inverted, lane);
@@ -192,9 +182,7 @@ __device__ __forceinline__ float query_factor(const Params& p, const Operands& o
 
 /// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output. In row and
 /// column of block 0 it has the factors of the state's q and the inverse of U's.
-template <int kStateGroups>
-__device__ __forceinline__ void store_scores(Stage<kStateGroups>& stage, const BlockProducts& products, int block,
-                                             int lane) {
+__device__ __forceinline__ void store_scores(Stage& stage, const BlockProducts& products, int block, int lane) {
   float c[8];
   uint32_t packed[4];
 #pragma unroll
@@ -215,8 +203,8 @@ __device__ __forceinline__ void store_scores(Stage<kStateGroups>& stage, const B
 
 /// The chunks of finishing warpgroup `group`. warp: of the warpgroup.
 template <int kStateGroups>
-__device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& maps, const Task& task,
-                                              Shared<kStateGroups>& shared, int group, int warp, int lane) {
+__device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& maps, const Task& task, Shared& shared,
+                                              int group, int warp, int lane) {
   constexpr int kGroups = Roles{kStateGroups}.finish_groups();
   // Out of a chunk is waited for when this many more have been finished: then the state, which follows the finishing
   // closely, is past it.
@@ -245,18 +233,11 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
     const bool keys = own_warp / 2 % 2 == 0;
     if (chunk < task.chunks) {
       const int in_chunk = block * kBlock + lane % kBlock;
-      Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
-      constexpr int kOperands = Shared<kStateGroups>::kOperands;
+      Stage& stage = shared.stage[chunk % kStages];
       const Operands& operands = shared.operands[chunk % kOperands];
+      const float beta = keys && has_beta(chunk, in_chunk) ? activate_beta(p, bits) : 0.0f;
       wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-      BlockProducts products;
-      start_products(products, stage, operands);
-      float own;  // beta of a key or scale / |q| of a query of the warp's
-      if (keys)
-        own = has_beta(chunk, in_chunk) ? activate_beta(p, bits) : 0.0f;
-      else
-        own = query_factor(p, operands, block, lane);
-      wgmma_wait<0>();
+      const BlockProducts products = block_products(stage, operands);
       const auto consume = [&] {
         uint64_t* const consumed = &shared.consumed[chunk % kOperands];
         if constexpr (Roles{kStateGroups}.ctas() == 2)
@@ -268,22 +249,19 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
         consume();
         position += kGroups * kChunk * p.beta.stride_token;
         bits = has_beta(chunk + kGroups, in_chunk) ? beta_bits(p, position) : 0;
-        Triangle(&lower)[2] = shared.lower[kGroups == 1 ? 0 : chunk % 2];
-        if (block == 0)
-          finish_keys<0>(p, shared, lower[0], products, chunk, own, lane);
-        else
-          finish_keys<1>(p, shared, lower[1], products, chunk, own, lane);
+        finish_keys(p, shared, shared.lower[kGroups == 1 ? 0 : chunk % 2][block], products, chunk, block, beta, lane);
         arrive_as_warp(&shared.inverted[chunk % kStages], lane);
       } else {
+        const float factor = query_factor(p, operands, block, lane);
         consume();
-        if (lane < kBlock) stage.query_norm[in_chunk] = own * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
+        if (lane < kBlock) stage.query_norm[in_chunk] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
         store_scores(stage, products, block, lane);
         fence_to_async_proxy();
         arrive_as_warp(&shared.scored[chunk % kStages], lane);
       }
     }
     if (!keys && chunk >= kBehind) {
-      move_chunk(p, maps, task, shared, position, chunk - kBehind, block, forget(lane) & 31);
+      move_chunk<kStateGroups>(p, maps, task, shared, position, chunk - kBehind, block, forget(lane) & 31);
       position += kGroups * kChunk * p.out.stride_token;
     }
   }

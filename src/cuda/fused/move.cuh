@@ -13,10 +13,10 @@ namespace flash_kda::cuda::fused {
 /// Asks for the part of moving warp `warp` (0 or 1) of a chunk. Tokens behind the sequence are another one's: who reads
 /// the last chunk masks them. Called by one thread.
 template <int kStateGroups>
-__device__ __forceinline__ void start_loads(const InputMaps& maps, const Task& task, Shared<kStateGroups>& shared,
-                                            int chunk, int warp) {
+__device__ __forceinline__ void start_loads(const InputMaps& maps, const Task& task, Shared& shared, int chunk,
+                                            int warp) {
   constexpr bool kSplit = Roles{kStateGroups}.ctas() == 2;
-  Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+  Stage& stage = shared.stage[chunk % kStages];
   uint64_t* const loaded = &shared.loaded[chunk % kStages];
   const bool keys = !kSplit || warp == 0, values = !kSplit || warp == 1;
   const int half = kSplit ? task.rank() : warp, value_half = kSplit ? 0 : warp;
@@ -41,9 +41,8 @@ __device__ __forceinline__ void start_loads(const InputMaps& maps, const Task& t
 
 /// One half of out of a chunk from its stage to global memory: `target` is where the piece of this lane's first token
 /// goes, that of token lane / 8 and columns 8 * (lane % 8) ..., and then every fourth token. Called by a warp.
-template <int kStateGroups>
-__device__ __forceinline__ void store_out(const Stage<kStateGroups>& stage, __nv_bfloat16* target, int64_t stride_token,
-                                          int half, int lane, int valid) {
+__device__ __forceinline__ void store_out(const Stage& stage, __nv_bfloat16* target, int64_t stride_token, int half,
+                                          int lane, int valid) {
   constexpr int kTokens = 4, kSteps = kChunk / kTokens;
   const int token = lane / 8, column = lane % 8 * 8;
   uint4 piece[kSteps];
@@ -67,8 +66,8 @@ __device__ __forceinline__ int64_t offset_of_out(const Params& p, const Task& ta
 
 /// A moving warp's part of the first kStages chunks.
 template <int kStateGroups>
-__device__ __forceinline__ void move_first_chunks(const InputMaps& maps, const Task& task, Shared<kStateGroups>& shared,
-                                                  int warp, int lane) {
+__device__ __forceinline__ void move_first_chunks(const InputMaps& maps, const Task& task, Shared& shared, int warp,
+                                                  int lane) {
   if (lane == 0)
     for (int chunk = 0; chunk < kStages && chunk < task.chunks; ++chunk)
       start_loads<kStateGroups>(maps, task, shared, chunk, warp);
@@ -77,9 +76,8 @@ __device__ __forceinline__ void move_first_chunks(const InputMaps& maps, const T
 /// A moving warp's part of `chunk` out of its stage to `offset` in out, and of the chunk that takes the stage next into
 /// it.
 template <int kStateGroups>
-__device__ __forceinline__ void move_chunk(const Params& p, const InputMaps& maps, const Task& task,
-                                           Shared<kStateGroups>& shared, int64_t offset, int chunk, int warp,
-                                           int lane) {
+__device__ __forceinline__ void move_chunk(const Params& p, const InputMaps& maps, const Task& task, Shared& shared,
+                                           int64_t offset, int chunk, int warp, int lane) {
   constexpr bool kSplit = Roles{kStateGroups}.ctas() == 2;
   // Where V is split, the other CTA has then got this one's half, and no longer needs it.
   wait_barrier(&shared.written[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);

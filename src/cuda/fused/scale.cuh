@@ -72,16 +72,16 @@ struct Carry {
 /// Gate, running sum and scaled tiles of 8 channels: piece `piece` of half `part`. kTail: only `valid` tokens belong to
 /// the sequence. Every register array over r holds, of tokens 8r ... 8r + 7, token group and channels 2 * member + {0,
 /// 1}.
-template <bool kTail, int kStateGroups>
-__device__ __forceinline__ void scale_slice(Stage<kStateGroups>& stage, Operands& operands, const HeadGate& head,
-                                            Carry& carry, int part, int piece, int lane, int valid) {
+template <bool kTail>
+__device__ __forceinline__ void scale_slice(Stage& stage, Operands& operands, const HeadGate& head, Carry& carry,
+                                            int part, int piece, int lane, int valid) {
   const int group = lane / 4, member = lane % 4, channel = part * kHalf + piece * kSlice + group;
   // Where a lane points ldmatrix and stmatrix: row `lane` of a tile is that of matrix lane / 8.
   const auto offset = static_cast<uint32_t>(tile_offset(lane, piece * kSlice));
   const uint32_t stage_place = shared_address(&stage) + offset, operands_place = shared_address(&operands) + offset;
   const uint32_t k_tile = stage_place + part * static_cast<uint32_t>(sizeof(KeysQueries));
   const uint32_t q_tile = k_tile + kHalfBytes;
-  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage<kStateGroups>, g)) + part * kHalfBytes;
+  const uint32_t g_tile = stage_place + static_cast<uint32_t>(offsetof(Stage, g)) + part * kHalfBytes;
   const uint32_t first_down = operands_place + part * static_cast<uint32_t>(sizeof(OperandsHalf));
   const uint32_t second_k = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_k));
   const uint32_t second_q = first_down + static_cast<uint32_t>(offsetof(OperandsHalf, second_q));
@@ -180,12 +180,11 @@ __device__ __forceinline__ void scale_slice(Stage<kStateGroups>& stage, Operands
 
 /// Gives the other CTA this one's half of a chunk, once all of it is scaled, and tells that what it gives is waited
 /// for. Called by a warp.
-template <int kStateGroups>
-__device__ __forceinline__ void share_half(const Task& task, Shared<kStateGroups>& shared, int chunk, int lane) {
+__device__ __forceinline__ void share_half(const Task& task, Shared& shared, int chunk, int lane) {
   wait_barrier(&shared.half_scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
   if (lane != 0) return;
   const int half = task.rank(), peer = 1 - half;
-  const Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+  const Stage& stage = shared.stage[chunk % kStages];
   uint64_t* const scaled = &shared.scaled[chunk % kStages];
   uint32_t total = 0;
   const auto give = [&](const void* part, uint32_t bytes) {
@@ -194,7 +193,7 @@ __device__ __forceinline__ void share_half(const Task& task, Shared<kStateGroups
   };
   give(&stage.half[half], sizeof(KeysQueries));
   give(stage.g + half * kHalfBytes, kHalfBytes);
-  give(&shared.operands[chunk % Shared<kStateGroups>::kOperands].half[half], sizeof(OperandsHalf));
+  give(&shared.operands[chunk % kOperands].half[half], sizeof(OperandsHalf));
   give(stage.decay + half * kHalf, kHalf * sizeof(float));
   if (chunk + 1 == task.chunks) give(shared.remainder + half * kHalf, kHalf * sizeof(float));
   ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, scaled, total);
@@ -202,7 +201,7 @@ __device__ __forceinline__ void share_half(const Task& task, Shared<kStateGroups
 
 /// A scaling warp's part of every chunk of the task.
 template <int kStateGroups>
-__device__ __forceinline__ void scale_chunks(const Task& task, Shared<kStateGroups>& shared) {
+__device__ __forceinline__ void scale_chunks(const Task& task, Shared& shared) {
   constexpr Roles kRoles{kStateGroups};
   constexpr int kOwn = kRoles.slices_per_warp();  // the same piece of both halves, or of the CTA's own
   constexpr bool kShared = kRoles.ctas() == 2;
@@ -211,10 +210,9 @@ __device__ __forceinline__ void scale_chunks(const Task& task, Shared<kStateGrou
 #pragma unroll 1
   for (int chunk = 0; chunk < chunks; ++chunk) {
     wait_barrier(&shared.loaded[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
-    constexpr int kOperands = Shared<kStateGroups>::kOperands;
     if (chunk >= kOperands)  // by the other CTA too: what it was given has arrived
       wait_barrier(&shared.consumed[chunk % kOperands], static_cast<uint32_t>(chunk / kOperands - 1) & 1);
-    Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+    Stage& stage = shared.stage[chunk % kStages];
     Operands& operands = shared.operands[chunk % kOperands];
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {

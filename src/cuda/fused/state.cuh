@@ -23,8 +23,8 @@ __device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float* c) {
 }
 
 template <int kStateGroups>
-__device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared<kStateGroups>& shared,
-                                              int group, int warp, int lane) {
+__device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared& shared, int group, int warp,
+                                              int lane) {
   const int row0 = task.row0 + group * kHalf, member = lane % 4;
   StateFragment fragment = {};
   if (task.slots.read >= 0) load_state(fragment, p.initial_state, task.slots.read, task.head, row0 + 16 * warp, lane);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
 
 #pragma unroll 1
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
-    Stage<kStateGroups>& stage = shared.stage[chunk % kStages];
+    Stage& stage = shared.stage[chunk % kStages];
     const uint32_t parity = static_cast<uint32_t>(chunk / kStages) & 1;
     const SwizzledOperand keys_queries(shared_address(stage.half)), middle_keys(shared_address(stage.g)),
         square(shared_address(stage.square));

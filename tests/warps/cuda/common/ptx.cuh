@@ -155,15 +155,6 @@ uint16_t fragment_element(int row, int column, const Word& word) {
   const uint32_t pair = test::words_of_lane(4 * (row % 8) + column % 8 / 2)[word(row / 8, column / 8)];
   return static_cast<uint16_t>(pair >> 16 * (column % 2));
 }
-inline uint32_t transpose_matrix(uint32_t x) {
-  uint32_t y = 0;
-  share_words({x}, [&] {
-    const int row = emulated_lane() / 4, column = 2 * (emulated_lane() % 4);
-    const auto at = [&](int i) { return fragment_element(column + i, row, [](int, int) { return 0; }); };
-    y = pack(at(0), at(1));
-  });
-  return y;
-}
 
 /// c[4j ... 4j + 3], the C fragments of columns 8j ... 8j + 7 of a 16-row product over `depth`, += sum of
 /// left(row, k) * right(k, column).
@@ -193,9 +184,6 @@ inline void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t 
 }
 inline void multiply_accumulate_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   multiply_fragments(c, {a[0], a[1], a[2], a[3], b0, b1}, 16, float_of_half);
-}
-inline void multiply_accumulate_k8(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
-  multiply_fragments(c, {a0, a1, b}, 8, float_of_bf16);
 }
 
 // ---- barriers and copies ----
