@@ -100,18 +100,22 @@ struct Chunk {
   std::vector<double> beta;
 };
 
-/// <left_i, k_j> with the decay between them, for j <= i; 0 above the diagonal.
-Matrix decayed_products(const Chunk& c, const Matrix& left) {
+/// <left_i, k_j> with the decay between them, for j <= i; 0 above the diagonal. Operands have the decay from an anchor,
+/// or to it. In chunks of one block that is the middle of the block for keys of the same one. In larger chunks, as the
+/// fused kernel has them, it is the chunk's start for block 0, and its end for what is left of block 1.
+Matrix decayed_products(const Chunk& c, const Matrix& left, int chunk) {
   const int rows = left.rows;
   Matrix result(rows, rows);
   for (int block = 0; block < rows; block += kBlock) {
     const int end = std::min(block + kBlock, rows);
-    std::vector<double> start = c.before(block), middle = c.before(end);
-    for (size_t d = 0; d < middle.size(); ++d) middle[d] = 0.5 * (start[d] + middle[d]);
-    const Matrix inside = product(scaled(left, c.G, middle, 1), scaled(c.k, c.G, middle, -1));
-    const Matrix below = product(scaled(left, c.G, start, 1), scaled(c.k, c.G, start, -1));
+    std::vector<double> anchor = c.before(end);
+    if (chunk == kBlock)
+      for (double& x : anchor) x *= 0.5;
+    else
+      anchor = c.before(block == 0 ? 0 : rows);
+    const Matrix products = product(scaled(left, c.G, anchor, 1), scaled(c.k, c.G, anchor, -1));
     for (int i = block; i < end; ++i)
-      for (int j = 0; j <= i; ++j) result(i, j) = j < block ? below(i, j) : inside(i, j);
+      for (int j = 0; j <= i; ++j) result(i, j) = products(i, j);
   }
   return result;
 }
@@ -128,12 +132,12 @@ Matrix inverse(const Matrix& A) {
 }
 
 /// One chunk of one head: S [V, K] moves on, the outputs [rows, V] are returned.
-Matrix step(const Chunk& c, Matrix& S) {
+Matrix step(const Chunk& c, Matrix& S, int chunk) {
   const int rows = c.k.rows, V = S.rows, K = S.columns;
-  Matrix A = decayed_products(c, c.k);
+  Matrix A = decayed_products(c, c.k, chunk);
   for (int i = 0; i < rows; ++i)
     for (int j = 0; j < rows; ++j) A(i, j) *= c.beta[static_cast<size_t>(i)];
-  const Matrix T = bf16(inverse(A)), P = bf16(decayed_products(c, c.q));
+  const Matrix T = bf16(inverse(A)), P = bf16(decayed_products(c, c.q, chunk));
   const std::vector<double> zero = c.before(0), total = c.before(rows);
   const Matrix operand = bf16(S), predicted = product(scaled(c.k, c.G, zero, 1), operand);
   Matrix R(rows, V);
@@ -168,7 +172,7 @@ void emulate(const Problem& problem, int chunk) {
       });
       for (int64_t first = 0; first < sequence.length; first += chunk) {
         const int rows = static_cast<int>(std::min<int64_t>(chunk, sequence.length - first));
-        const Matrix O = step(Chunk(p, sequence, first, rows, head), S);
+        const Matrix O = step(Chunk(p, sequence, first, rows, head), S, chunk);
         for (int i = 0; i < rows; ++i)
           for (int d = 0; d < p.V; ++d)
             store_element(p.out.data, p.out.dtype,

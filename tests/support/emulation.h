@@ -6,8 +6,8 @@
 
 namespace flash_kda::test {
 
-/// Writes the outputs of `problem`, made for the CUDA backend with all memory on the host. `chunk`: a multiple of 16,
-/// the tokens that share one anchor. Bounded gate; no state pools, no checkpoints.
+/// Writes the outputs of `problem`, made for the CUDA backend with all memory on the host. `chunk`: 16 or 32 tokens,
+/// with the anchors of the two kernels or of the fused one. Bounded gate; no state pools, no checkpoints.
 void emulate(const Problem& problem, int chunk);
 
 }  // namespace flash_kda::test

@@ -6,6 +6,7 @@
 #include <cfloat>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <memory>
 
 #include "api/validate.h"
@@ -14,6 +15,7 @@
 #include "cuda/plan.h"
 #include "lanes.h"
 #include "support/compare.h"
+#include "support/emulation.h"
 #include "support/problem.h"
 
 namespace flash_kda::test {
@@ -125,6 +127,52 @@ TEST(FusedOnEmulatedWarps, C28_TotalDecayOfAPartialChunk) {
                 std::max(1e-4 * expected, static_cast<double>(FLT_MIN)))
         << at[0] << ' ' << at[3];
   });
+}
+
+TEST(FusedOnEmulatedWarps, C10_LongKeysWithoutNorm) {
+  // beta |k|^2 is near 900: what is rounded of S k is multiplied by it.
+  const Case c = fused({.T = 1, .l2norm = false});
+  Problem oracle(oracle_case(c), kSeed, FLASH_KDA_BACKEND_REFERENCE);
+  const Problem problem(c, kSeed, FLASH_KDA_BACKEND_CPU), emulated(c, kSeed, FLASH_KDA_BACKEND_CPU);
+  for (const Problem* each : {static_cast<const Problem*>(&oracle), &problem, &emulated}) {
+    const flash_kda_tensor& k = each->tensor("k");
+    for_each_element(k, [&](const int64_t* at, int64_t) { set(k, at, 30 * get(k, at)); });
+  }
+  const flash_kda_forward_args oracle_args = oracle.forward_args();
+  ASSERT_EQ(flash_kda_forward(&oracle_args), FLASH_KDA_OK) << flash_kda_last_error();
+  run_kernel(problem);
+  emulate(emulated, cuda::fused::kChunk);
+  for (const char* name : {"out", "final_state"}) {
+    const Difference got = difference(problem, oracle, name), expected = difference(emulated, oracle, name);
+    EXPECT_TRUE(got.relative <= 1.15 * expected.relative && got.worst_group <= 1.15 * expected.worst_group)
+        << name << "\n  got      " << to_string(got, 4) << "\n  emulated " << to_string(expected, 4);
+  }
+}
+
+TEST(FusedOnEmulatedWarps, C08_ALogAtItsLimits) {
+  // Where both have gamma = lower_bound / 2, so has A_log = 0 with g + dt_bias = 0.
+  const Case c = fused({.T = 20, .H = 1});
+  const auto prepare = [](const Problem& p, double A_log) {
+    const auto assign = [&](const char* name, const auto& value) {
+      const flash_kda_tensor& t = p.tensor(name);
+      for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, value(at)); });
+    };
+    assign("A_log", [&](const int64_t*) { return A_log; });
+    assign("g", [](const int64_t* at) { return static_cast<double>(at[3]); });
+    assign("dt_bias", [](const int64_t* at) { return -static_cast<double>(at[1]); });
+  };
+  Problem oracle(oracle_case(c), kSeed, FLASH_KDA_BACKEND_REFERENCE);
+  prepare(oracle, 0.0);
+  const flash_kda_forward_args oracle_args = oracle.forward_args();
+  ASSERT_EQ(flash_kda_forward(&oracle_args), FLASH_KDA_OK) << flash_kda_last_error();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (double A_log : {-kInfinity, 100.0, kInfinity}) {
+    Problem problem(c, kSeed, FLASH_KDA_BACKEND_CPU);
+    prepare(problem, A_log);
+    problem.take_snapshot();
+    run_kernel(problem);
+    EXPECT_EQ(faults(problem, oracle, bf16_tolerance(c)), "") << A_log;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Rows, FusedOnEmulatedWarpsGrid, testing::ValuesIn(cases()), name_of_parameter);

@@ -48,13 +48,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return packed;
 }
 
-/// Two floats rounded to nearest fp16: `low` in the low half.
-__device__ __forceinline__ uint32_t pack_half(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 __device__ __forceinline__ float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 
@@ -84,14 +77,6 @@ __device__ __forceinline__ void store_matrix_x4(uint32_t address, const uint32_t
                : "memory");
 }
 
-/// Two matrices: lanes 0 ... 15 pass the rows, and the other lanes' addresses are not looked at.
-__device__ __forceinline__ void store_matrix_x2(uint32_t address, const uint32_t (&fragment)[2]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};"
-               :
-               : "r"(address), "r"(fragment[0]), "r"(fragment[1])
-               : "memory");
-}
-
 /// Inverse of load_matrix_x4_transposed.
 __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, const uint32_t (&fragment)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
@@ -100,18 +85,17 @@ __device__ __forceinline__ void store_matrix_x4_transposed(uint32_t address, con
                : "memory");
 }
 
+/// Two matrices, transposed: lanes 0 ... 15 pass the rows.
+__device__ __forceinline__ void store_matrix_x2_transposed(uint32_t address, const uint32_t (&fragment)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
+               :
+               : "r"(address), "r"(fragment[0]), "r"(fragment[1])
+               : "memory");
+}
+
 /// c += a * b, bf16 operands, fp32 accumulation.
 __device__ __forceinline__ void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
-      "%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/// c += a * b over 16, fp16 operands, fp32 accumulation.
-__device__ __forceinline__ void multiply_accumulate_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                                         uint32_t b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

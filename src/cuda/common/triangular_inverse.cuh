@@ -4,12 +4,14 @@
 
 namespace flash_kda::cuda {
 
-/// Column `column` of (I + A)^-1, called by one thread a column. lower[j][i] holds A_ij for j < i (the transpose, so
-/// that one column of A is contiguous); what stands at j >= i is not read. Reads shared memory, 16-byte aligned rows.
+/// Column `column` of (I + A)^-1 times `factor`, called by one thread a column. lower[j][i] holds A_ij for j < i (the
+/// transpose, so that one column of A is contiguous); what stands at j >= i is not read. Reads shared memory, 16-byte
+/// aligned rows.
 template <int kPitch>
-__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][kPitch], int column) {
+__device__ __forceinline__ void inverse_column(float (&x)[16], const float (&lower)[16][kPitch], int column,
+                                               float factor) {
 #pragma unroll
-  for (int i = 0; i < 16; ++i) x[i] = i == column ? 1.0f : 0.0f;
+  for (int i = 0; i < 16; ++i) x[i] = i == column ? factor : 0.0f;
 #pragma unroll
   for (int j = 0; j < 15; ++j) {
 #pragma unroll

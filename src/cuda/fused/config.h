@@ -1,6 +1,7 @@
 // Sizes and the shared-memory plan of the fused kernel. Plain C++, read by the host and the kernel.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "common/sequence.h"
@@ -54,16 +55,12 @@ constexpr int tile_offset(int row, int column) {
 inline constexpr int kHalfBytes = kChunk * 128;    ///< [32, 64] bf16
 inline constexpr int kTileBytes = 2 * kHalfBytes;  ///< [32, 128] bf16 as two halves
 
-/// The state is kept as it would be in the middle of block 1's total of the chunk before: G counts from there. With
-/// lower_bound >= -5 the gates of 16 tokens are at most 115.4 in log2 and half of them 57.7, so over block 0 G falls
-/// from 0 to -173. k and q of block 0 are kept times 2^(G + kShift); that and its inverse stay within 2^+-87. What the
-/// shift does to the products is undone by the token scalars and in P.
-inline constexpr float kShift = 87.0f;
-inline constexpr float kShiftFactor = 0x1p87f;
-/// Keys of block 0 as seen from the middle of block 1 get this factor, or the step there from their own scale, which
-/// can be 2^-144, would be none. The token scalars of keys undo it.
-inline constexpr float kSeenShift = 20.0f;
-inline constexpr float kSeenFactor = 0x1p20f;
+/// With lower_bound >= -5 the gates of 16 tokens are at most 115.4 in log2, and so G falls over a block. q and k of
+/// block 0 are kept times 2^(G + kShift), those of block 1, anchored at the chunk's end, times 2^(G - end - kShift):
+/// these and their inverses stay within 2^+-58. What the shift does to the products is undone by the token scalars, and
+/// that keys for the state have 2^kShift too much by T, which has it too little.
+inline constexpr float kShift = 58.0f;
+inline constexpr float kShiftFactor = 0x1p58f;
 
 /// Half of the channels of k and q: to the state 64 rows of one product.
 struct KeysQueries {
@@ -73,36 +70,33 @@ struct KeysQueries {
 /// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
 struct Stage {
   alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
-  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(middle of block 1 - G), of block 0 * kSeenFactor
+  unsigned char g[kTileBytes];        ///< raw g, then k * 2^(end - G + kShift)
   unsigned char v[kTileBytes];        ///< then out
-  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed, 32...63 P; 16x16 blocks of zeros stay
-  float decay[kHeadDim];              ///< from the middle of the chunk before to the middle of block 1
-  /// R is the first times v minus the second times S k~: beta / |k|, of block 0 / kSeenFactor, and that / |k|, of block
-  /// 0 / kShiftFactor.
+  unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed / kShiftFactor, 32...63 P; 16x16 blocks
+                                      ///< of zeros stay
+  float decay[kHeadDim];              ///< of the whole chunk
+  /// R is the first times v minus the second times S k~: beta / |k|, and that / |k|, of block 0 / kShiftFactor.
   alignas(16) float beta[kChunk][2];
-  float query_norm[kChunk];  ///< scale / |q|, of block 0 shifted back
+  /// What S q~ and what U P^T is to be multiplied by in out: scale / |q|, shifted back.
+  alignas(16) float query_norm[kChunk][2];
 };
 
-/// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times 2
-/// to G minus the middle of the block, and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the
+/// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times
+/// 2^(G - end - kShift), and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the
 /// products with block 1 in rows 16 ... 31 and 48 ... 63, where the stage's KeysQueries has block 1 too.
 struct OperandsHalf {
   alignas(1024) unsigned char first_down[kBlock * 128];
   unsigned char second_k[kBlock * 128];
-  float query_square_sum[kSlices / 2][kChunk];
+  float query_square_sum[8][kChunk];  ///< of every scaling warp; where V is not split, only in the first half
   unsigned char unused[1024];
   unsigned char second_q[kBlock * 128];
 };
-static_assert(sizeof(OperandsHalf) == 4 * kBlock * 128);
+static_assert(sizeof(OperandsHalf) == std::size_t{4} * kBlock * 128);
 struct Operands {
   OperandsHalf half[2];
 };
 
-/// Gates enter the product as fp16 times this: 7.3 * 4096 is below fp16's largest number, and gates down to 1.5e-8 keep
-/// its full precision. A relative error of 2^-11 of a gate is far below that of the bf16 operands it scales.
-inline constexpr float kGateUnit = 4096.0f;
-
-/// Per-head constants of |log2 gate| * kGateUnit = 1 / (2^(-x) / s + 1 / s), x = (g + bias) * slope, s = its largest
+/// Per-head constants of |log2 gate| = 1 / (2^(-x) / s + 1 / s), x = (g + bias) * slope, s = its largest
 /// value.
 struct GateConstants {
   float slope;
@@ -110,15 +104,14 @@ struct GateConstants {
   float log_inverse_scale;  ///< log2(1 / s)
 };
 
-/// What the gate of the task's head needs.
-struct HeadGate {
-  GateConstants constants;
-  float bias[kHeadDim];
-};
-
 /// A 16x16 matrix by columns. The pitch keeps accesses by rows and by columns free of bank conflicts.
 struct Triangle {
   alignas(16) float column[kBlock][kBlock + 4];
+};
+
+/// A_10 as the sum of two of bf16: a lane's fragments.
+struct BlockBelow {
+  alignas(16) uint32_t high[32][4], low[32][4];
 };
 
 inline constexpr int kStages = 5;
@@ -147,18 +140,19 @@ struct Shared {
   Stage stage[kStages];
   Operands operands[kOperands];
   Task task;
-  Triangle lower[2][2];  ///< A of the blocks on the diagonal, of every finishing warpgroup
-  HeadGate gate;
-  alignas(16) float remainder[kHeadDim];  ///< decay from the middle of the last chunk's block 1 to the end
-  alignas(8) uint64_t loaded[kStages];    ///< raw tiles have landed
-  uint64_t half_scaled[kStages];          ///< where V is split: what this CTA does for `scaled` of both is done
-  uint64_t scaled[kStages];               ///< Operands and the stage's q, k, g and decay are written
-  uint64_t consumed[kOperands];           ///< Operands are read
-  uint64_t first_inverted[kStages];       ///< block 0 of T is written
-  uint64_t inverted[kStages];             ///< T and the token scalars of keys are written
-  uint64_t scored[kStages];               ///< P and the token scalars of queries are written
-  uint64_t written[kStages];              ///< out stands in the stage, of which the state needs nothing more
+  // Of every finishing warpgroup: A of the blocks on the diagonal, and of the one below.
+  Triangle lower[2][2];
+  BlockBelow below[2];
+  GateConstants gate;
+  alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
+  uint64_t half_scaled[kStages];        ///< where V is split: what this CTA does for `scaled` of both is done
+  uint64_t scaled[kStages];             ///< Operands and the stage's q, k, g and decay are written
+  uint64_t consumed[kOperands];         ///< Operands are read
+  uint64_t diagonal_inverted[kStages];  ///< the blocks of T on the diagonal and what follows from keys is written
+  uint64_t inverted[kStages];           ///< all of T and the token scalars of keys are written
+  uint64_t scored[kStages];             ///< P and the token scalars of queries are written
+  uint64_t written[kStages];            ///< out stands in the stage, of which the state needs nothing more
 };
-static_assert(sizeof(Shared) <= 232448);  // 227 KiB, what a CTA of compute capability 9.0 may have
+static_assert(sizeof(Shared) <= 230400);  // 227 KiB, what a CTA of compute capability 9.0 may have, less alignment
 
 }  // namespace flash_kda::cuda::fused

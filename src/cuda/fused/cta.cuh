@@ -22,8 +22,8 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
       ptx::mbarrier_init(&shared.loaded[i], 2);
       ptx::mbarrier_init(&shared.half_scaled[i], kRoles.scaling_warps());
       ptx::mbarrier_init(&shared.scaled[i], kCtas == 2 ? 1 : kRoles.scaling_warps());
-      ptx::mbarrier_init(&shared.first_inverted[i], 1);
-      ptx::mbarrier_init(&shared.inverted[i], 2);
+      ptx::mbarrier_init(&shared.diagonal_inverted[i], 2);
+      ptx::mbarrier_init(&shared.inverted[i], 1);
       ptx::mbarrier_init(&shared.scored[i], 2);
       ptx::mbarrier_init(&shared.written[i], kCtas * kStateGroups * kWarpgroup / 32);
     }
@@ -54,10 +54,8 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
   }
   if (thread == 0) {
     shared.task = task;
-    shared.gate.constants = gate_constants(p, task.head);
+    shared.gate = gate_constants(p, task.head);
   }
-  if (thread < kHeadDim)
-    shared.gate.bias[thread] = p.dt_bias == nullptr ? 0.0f : p.dt_bias[task.head * kHeadDim + thread];
   if constexpr (kCtas == 2)
     sync_cluster();  // neither writes to the other before its barriers stand
   else
@@ -69,7 +67,7 @@ __device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, 
     walk_sequence<kStateGroups>(p, shared.task, shared, warpgroup, warp_of_group, lane);
   } else if (warpgroup < kStateGroups + kRoles.scale_groups()) {
     give_registers<kRoles.scale_registers()>();
-    scale_chunks<kStateGroups>(shared.task, shared);
+    scale_chunks<kStateGroups>(p, shared.task, shared);
   } else {
     give_registers<kRoles.finish_registers()>();
     finish_chunks<kStateGroups>(p, maps, shared.task, shared, warpgroup - kStateGroups - kRoles.scale_groups(),

@@ -1,6 +1,7 @@
 // The finishing warpgroup of the fused kernel: the triangular products of a chunk as products of 64 rows (keys of block
-// 0 and 1, queries of block 0 and 1, a warp each), then the keys' warps make T = (I + A)^-1 and what the state needs to
-// know of the keys, the queries' warps P and the norms of the queries. The latter also move data.
+// 0 and 1, queries of block 0 and 1, a warp each), then the keys' warps make the blocks of T = (I + A)^-1 on the
+// diagonal and what the state needs to know of the keys, the queries' warps P and the norms of the queries. The latter
+// also move data, and the first of them makes the block of T below the diagonal: all four are busy for about as long.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,7 @@
 namespace flash_kda::cuda::fused {
 
 /// C fragments of this warp's 16 rows: of block 0 with the keys of block 0 (own), of block 1 with the keys of both as
-/// seen from its middle (seen). The other one means nothing.
+/// seen from the chunk's end (seen). The other one means nothing.
 struct BlockProducts {
   float own[8], seen[16];
 };
@@ -82,15 +83,15 @@ __device__ __forceinline__ float key_square(const float (&c)[8], int lane) {
   return lane % 16 < 8 ? upper : lower;
 }
 
-/// A block of T on the diagonal, the inverse of I + c in fp32, into the stage. c: C fragments; what stands on or above
-/// the diagonal is not looked at.
+/// A block of T on the diagonal, the inverse of I + c in fp32, into the stage, shifted. c: C fragments; what stands on
+/// or above the diagonal is not looked at.
 __device__ __forceinline__ void store_inverse(Stage& stage, Triangle& lower, const float (&c)[8], int block, int lane) {
   const int group = lane / 4, column = 2 * (lane % 4);
 #pragma unroll
   for (int i = 0; i < 8; ++i) lower.column[8 * (i / 4) + column + i % 2][group + 8 * (i / 2 % 2)] = c[i];
   __syncwarp();
   float x[kBlock];
-  inverse_column(x, lower.column, lane % kBlock);
+  inverse_column(x, lower.column, lane % kBlock, 1.0f / kShiftFactor);
   if (lane < kBlock) {  // the other half of the warp has the same
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -101,13 +102,15 @@ __device__ __forceinline__ void store_inverse(Stage& stage, Triangle& lower, con
   __syncwarp();
 }
 
-/// The block of T below the diagonal, -T_1 A_10 T_0, from the blocks on the diagonal as the state will use them. c:
-/// A_10. Everything transposed, as T lies in the stage: then c is the right operand as it stands.
-__device__ __forceinline__ void store_block_below(Stage& stage, const float (&c)[8], int lane) {
-  uint32_t T_0[4], T_1[4], high[4], low[4];
+/// The block of T below the diagonal, -T_1 A_10 T_0, from the blocks on the diagonal as the state will use them.
+/// Everything transposed, as T lies in the stage: then A_10 is the right operand as it stands.
+__device__ __forceinline__ void store_block_below(Stage& stage, const BlockBelow& A_10, int lane) {
+  uint32_t T_0[4], T_1[4];
   load_matrix_x4(T_0, block_place(stage, 0, 0, lane));
   load_matrix_x4_transposed(T_1, block_place(stage, kBlock, kBlock, lane));
-  split_operand(high, low, c);
+  const uint4 upper = *reinterpret_cast<const uint4*>(A_10.high[lane]);
+  const uint4 rest = *reinterpret_cast<const uint4*>(A_10.low[lane]);
+  uint32_t high[4] = {upper.x, upper.y, upper.z, upper.w}, low[4] = {rest.x, rest.y, rest.z, rest.w};
   float product[8], below[8];
 #pragma unroll
   for (int n = 0; n < 2; ++n) {  // rows 8n ... 8n + 7 of A_10
@@ -115,7 +118,7 @@ __device__ __forceinline__ void store_block_below(Stage& stage, const float (&c)
     multiply_accumulate(sum, T_0, low[n], low[n + 2]);
     multiply_accumulate(sum, T_0, high[n], high[n + 2]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) product[4 * n + i] = sum[i];
+    for (int i = 0; i < 4; ++i) product[4 * n + i] = kShiftFactor * sum[i];
   }
   split_operand(high, low, product);
 #pragma unroll
@@ -131,12 +134,11 @@ __device__ __forceinline__ void store_block_below(Stage& stage, const float (&c)
   store_matrix_x4(block_place(stage, 0, kBlock, lane), packed);
 }
 
-/// The part of a warp in T = (I + A)^-1 with A_ij = beta_i <k_i, k_j> / |k_i|^2, and what the state needs to know of
-/// the block's keys. T R is then 1/|k| times what it would be with A_ij = beta_i <k_i, k_j> / (|k_i| |k_j|), if R is; T
-/// has ones on its diagonal either way. beta: of token lane % 16.
-__device__ __forceinline__ void finish_keys(const Params& p, Shared& shared, Triangle& lower,
-                                            const BlockProducts& products, int chunk, int block, float beta, int lane) {
-  Stage& stage = shared.stage[chunk % kStages];
+/// The part of a keys' warp in T = (I + A)^-1 with A_ij = beta_i <k_i, k_j> / |k_i|^2, and what the state needs to know
+/// of the block's keys. T R is then 1/|k| times what it would be with A_ij = beta_i <k_i, k_j> / (|k_i| |k_j|), if R
+/// is; T has ones on its diagonal either way. beta: of token lane % 16.
+__device__ __forceinline__ void finish_keys(const Params& p, Stage& stage, Triangle& lower, BlockBelow& A_10,
+                                            const BlockProducts& products, int block, float beta, int lane) {
   float c[8], below[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) c[i] = block == 0 ? products.own[i] : products.seen[8 + i];
@@ -145,9 +147,8 @@ __device__ __forceinline__ void finish_keys(const Params& p, Shared& shared, Tri
   const float factor = beta * key_norm * key_norm;
   if (lane < kBlock) {
     const int token = block * kBlock + lane;
-    const float unseen = block == 0 ? 1.0f / kSeenFactor : 1.0f;
-    stage.beta[token][0] = beta * key_norm * unseen;
-    stage.beta[token][1] = factor * (block == 0 ? unseen / kShiftFactor : 1.0f);
+    stage.beta[token][0] = beta * key_norm;
+    stage.beta[token][1] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -159,37 +160,38 @@ __device__ __forceinline__ void finish_keys(const Params& p, Shared& shared, Tri
       below[at] = products.seen[at] * row_factor;
     }
   }
-  store_inverse(stage, lower, c, block, lane);
-  uint64_t* const first_inverted = &shared.first_inverted[chunk % kStages];
-  if (block == 0) {
-    arrive_as_warp(first_inverted, lane);
-  } else {
-    wait_barrier(first_inverted, static_cast<uint32_t>(chunk / kStages) & 1);
-    store_block_below(stage, below, lane);
+  if (block == 1) {
+    uint32_t high[4], low[4];
+    split_operand(high, low, below);
+    *reinterpret_cast<uint4*>(A_10.high[lane]) = {high[0], high[1], high[2], high[3]};
+    *reinterpret_cast<uint4*>(A_10.low[lane]) = {low[0], low[1], low[2], low[3]};
   }
+  store_inverse(stage, lower, c, block, lane);
   fence_to_async_proxy();
 }
 
-/// scale / |q| of token lane % 16 of a block; either half of the warp sums the slices of a half.
+/// scale / |q| of token lane % 16 of a block; either half of the warp sums half of the parts.
+template <int kStateGroups>
 __device__ __forceinline__ float query_factor(const Params& p, const Operands& operands, int block, int lane) {
+  constexpr int kParts = Roles{kStateGroups}.ctas() * Roles{kStateGroups}.scaling_warps() / 2;
   float square = 0;
 #pragma unroll
-  for (int slice = 0; slice < kSlices / 2; ++slice)
-    square += operands.half[lane / 16].query_square_sum[slice][block * kBlock + lane % 16];
+  for (int i = 0; i < kParts; ++i) {
+    const int part = lane / 16 * kParts + i;
+    square += operands.half[part / 8].query_square_sum[part % 8][block * kBlock + lane % 16];
+  }
   square += __shfl_xor_sync(0xffffffffu, square, 16);
   return p.scale * (p.l2norm ? rsqrt_approx(square + static_cast<float>(kNormEpsilon)) : 1.0f);
 }
 
-/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output. In row and
-/// column of block 0 it has the factors of the state's q and the inverse of U's.
+/// P_ij = <q_i, k_j> for j <= i, without the norms: those of k are in U, those of q wait until the output.
 __device__ __forceinline__ void store_scores(Stage& stage, const BlockProducts& products, int block, int lane) {
   float c[8];
   uint32_t packed[4];
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const bool above = 8 * (i / 4) + 2 * (lane % 4) + i % 2 > lane / 4 + 8 * (i / 2 % 2);
-    const float P = block == 0 ? products.own[i] * (kShiftFactor * kSeenFactor) : products.seen[8 + i];
-    c[i] = above ? 0.0f : P;
+    c[i] = above ? 0.0f : block == 0 ? products.own[i] : products.seen[8 + i];
   }
   to_left_operand(packed, c);
   store_matrix_x4(block_place(stage, block * kBlock, kChunk + block * kBlock, lane), packed);
@@ -207,21 +209,22 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
                                               int group, int warp, int lane) {
   constexpr int kGroups = Roles{kStateGroups}.finish_groups();
   // Out of a chunk is waited for when this many more have been finished: then the state, which follows the finishing
-  // closely, is past it.
-  constexpr int kBehind = 2;
-  static_assert(kBehind < kStages && kBehind % kGroups == 0);
+  // closely, is past it. Two groups take turns, and who has finished a chunk can wait for the one before.
+  constexpr int kBehind = kGroups == 1 ? 2 : 1, kFirstMoved = kGroups - 1;
+  static_assert(kBehind < kStages);
   // Where the warp is in what it reads or writes: beta of this lane's key, or out. A chunk's beta is loaded one ahead,
   // and behind the sequence it is 0: nothing is written to the state.
   int64_t position;
   uint32_t bits = 0;
-  const auto has_beta = [&](int chunk, int in_chunk) { return in_chunk < task.valid_tokens(chunk); };
+  int left = 0;  // tokens of the sequence from this lane's key on
   if (warp < 2) {
-    const int in_chunk = warp % 2 * kBlock + lane % kBlock;
-    const int64_t token = task.sequence.begin + group * kChunk + in_chunk;
-    position = token_offset(p.beta, task.sequence.batch, token, task.head);
-    if (has_beta(group, in_chunk)) bits = beta_bits(p, position);
+    const int in_sequence = group * kChunk + warp % 2 * kBlock + lane % kBlock;
+    position = token_offset(p.beta, task.sequence.batch, task.sequence.begin + in_sequence, task.head);
+    left = static_cast<int>(task.sequence.length) - in_sequence;
+    if (left > 0) bits = beta_bits(p, position);
   } else {
-    position = offset_of_out<kStateGroups>(p, task, warp % 2, lane) + group * kChunk * p.out.stride_token;
+    position = offset_of_out<kStateGroups>(p, task, warp % 2, lane) +
+               (group == 0 ? kFirstMoved : 0) * kChunk * p.out.stride_token;
     if (group == 0) move_first_chunks<kStateGroups>(maps, task, shared, warp % 2, lane);
   }
 #pragma unroll 1
@@ -231,12 +234,19 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
     lane = thread_of_cta() % 32;
     const int own_warp = __shfl_sync(0xffffffffu, thread_of_cta() / 32, 0), block = own_warp % 2;
     const bool keys = own_warp / 2 % 2 == 0;
-    if (chunk < task.chunks) {
-      const int in_chunk = block * kBlock + lane % kBlock;
-      Stage& stage = shared.stage[chunk % kStages];
+    const bool finishes = chunk < task.chunks;
+    Stage& stage = shared.stage[chunk % kStages];
+    BlockBelow& A_10 = shared.below[group];
+    const auto stage_phase = static_cast<uint32_t>(chunk / kStages) & 1;
+    const auto move = [&] {
+      if (keys || chunk < kBehind) return;
+      move_chunk<kStateGroups>(p, maps, task, shared, position, chunk - kBehind, block, forget(lane) & 31);
+      position += kGroups * kChunk * p.out.stride_token;
+    };
+    if (finishes) {
       const Operands& operands = shared.operands[chunk % kOperands];
-      const float beta = keys && has_beta(chunk, in_chunk) ? activate_beta(p, bits) : 0.0f;
-      wait_barrier(&shared.scaled[chunk % kStages], static_cast<uint32_t>(chunk / kStages) & 1);
+      const float beta = left > 0 ? activate_beta(p, bits) : 0.0f;
+      wait_barrier(&shared.scaled[chunk % kStages], stage_phase);
       const BlockProducts products = block_products(stage, operands);
       const auto consume = [&] {
         uint64_t* const consumed = &shared.consumed[chunk % kOperands];
@@ -248,22 +258,35 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
       if (keys) {
         consume();
         position += kGroups * kChunk * p.beta.stride_token;
-        bits = has_beta(chunk + kGroups, in_chunk) ? beta_bits(p, position) : 0;
-        finish_keys(p, shared, shared.lower[kGroups == 1 ? 0 : chunk % 2][block], products, chunk, block, beta, lane);
-        arrive_as_warp(&shared.inverted[chunk % kStages], lane);
+        left -= kGroups * kChunk;
+        bits = left > 0 ? beta_bits(p, position) : 0;
+        if (chunk >= kGroups) {  // A_10 of the last chunk is read
+          const int last = chunk - kGroups;
+          wait_barrier(&shared.inverted[last % kStages], static_cast<uint32_t>(last / kStages) & 1);
+        }
+        finish_keys(p, stage, shared.lower[group][block], A_10, products, block, beta, lane);
+        arrive_as_warp(&shared.diagonal_inverted[chunk % kStages], lane);
       } else {
-        const float factor = query_factor(p, operands, block, lane);
+        const float factor = query_factor<kStateGroups>(p, operands, block, lane);
         consume();
-        if (lane < kBlock) stage.query_norm[in_chunk] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
+        if (lane < kBlock) {
+          float* const norm = stage.query_norm[block * kBlock + lane];
+          norm[0] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
+          norm[1] = factor * kShiftFactor;
+        }
         store_scores(stage, products, block, lane);
         fence_to_async_proxy();
         arrive_as_warp(&shared.scored[chunk % kStages], lane);
       }
     }
-    if (!keys && chunk >= kBehind) {
-      move_chunk<kStateGroups>(p, maps, task, shared, position, chunk - kBehind, block, forget(lane) & 31);
-      position += kGroups * kChunk * p.out.stride_token;
+    if constexpr (kGroups == 1) move();  // while the keys' warps invert
+    if (finishes && !keys && block == 0) {
+      wait_barrier(&shared.diagonal_inverted[chunk % kStages], stage_phase);
+      store_block_below(stage, A_10, lane);
+      fence_to_async_proxy();
+      arrive_as_warp(&shared.inverted[chunk % kStages], lane);
     }
+    if constexpr (kGroups == 2) move();
   }
 }
 

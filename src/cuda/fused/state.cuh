@@ -1,11 +1,11 @@
 // The state warpgroups of the fused kernel: 64 rows (V) of the transposed state each, in fp32 accumulators, walk the
 // chunks.
 //
-//   R = beta (v - S K~^T), U = R T^T, O = S Q~^T + U P^T, S = S diag(e) + U K_mid         [64 rows, 32 tokens]
+//   R = beta (v - S K~^T), U = R T^T, O = S Q~^T + U P^T, S = S diag(d) + U K_end   [64 rows, 32 tokens]
 //
-// S, R and U pass from accumulators to register operands without leaving the thread; K~, Q~, K_mid, T and P are read
-// from the stage. q and k are raw there, so every product with k gets its 1/|k| here: beta_norm and key_norm; scale/|q|
-// comes last.
+// S, R and U pass from accumulators to register operands without leaving the thread; K~, Q~, K_end, T and P are read
+// from the stage. q and k are raw there: 1/|k| is in T and in what makes R, scale/|q| comes last. The factors of kShift
+// in K_end and T are each other's inverse.
 #pragma once
 
 #include "cuda/common/cluster.cuh"
@@ -46,7 +46,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
   for (int chunk = 0; chunk < task.chunks; ++chunk) {
     Stage& stage = shared.stage[chunk % kStages];
     const uint32_t parity = static_cast<uint32_t>(chunk / kStages) & 1;
-    const SwizzledOperand keys_queries(shared_address(stage.half)), middle_keys(shared_address(stage.g)),
+    const SwizzledOperand keys_queries(shared_address(stage.half)), end_keys(shared_address(stage.g)),
         square(shared_address(stage.square));
 
     wait_barrier(&shared.scaled[chunk % kStages], parity);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
       wgmma_fence();
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        multiply_n64_transposed(S[h], U_operand[i], middle_keys.at(h * kHalfBytes + i * kBlock * 128));
+        multiply_n64_transposed(S[h], U_operand[i], end_keys.at(h * kHalfBytes + i * kBlock * 128));
     }
     wgmma_commit();
     wgmma_wait<1>();
@@ -127,9 +127,10 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
       uint32_t packed[4];
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        const float2 norm = *reinterpret_cast<const float2*>(&stage.query_norm[16 * i + 8 * (r / 2) + 2 * member]);
+        const float4 norm =  // of two tokens
+            *reinterpret_cast<const float4*>(stage.query_norm[16 * i + 8 * (r / 2) + 2 * member]);
         const int j = 8 * i + 2 * r;
-        packed[r] = pack_bf16((R_O[16 + j] + P_U[j]) * norm.x, (R_O[17 + j] + P_U[j + 1]) * norm.y);
+        packed[r] = pack_bf16(R_O[16 + j] * norm.x + P_U[j] * norm.y, R_O[17 + j] * norm.z + P_U[j + 1] * norm.w);
       }
       store_matrix_x4_transposed(shared_address(stage.v) + values_offset + i * kBlock * 128, packed);
     }
@@ -146,14 +147,6 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
 #pragma unroll
     for (int i = 0; i < 4; ++i) fragment.S[j][i] = S[j / 8][j % 8 * 4 + i];
   if (task.slots.write < 0) return;
-  if (task.chunks > 0) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-      const float2 rest = *reinterpret_cast<const float2*>(&shared.remainder[8 * j + 2 * member]);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) fragment.S[j][i] *= i % 2 == 0 ? rest.x : rest.y;
-    }
-  }
   store_state(fragment, p.final_state, task.slots.write, task.head, row0 + 16 * warp, lane);
 }
 

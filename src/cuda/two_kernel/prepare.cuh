@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kPrepareThreads, 7)
   // ---- inverse ----
   if (thread < kTile) {
     float x[kTile];
-    inverse_column(x, shared.lower, thread);
+    inverse_column(x, shared.lower, thread, 1.0f);
 #pragma unroll
     for (int i = 0; i < kTile; ++i)
       *reinterpret_cast<__nv_bfloat16*>(shared.image + Image::inverse + square_offset(i, thread)) =

@@ -5,7 +5,6 @@
 
 #include <cuda.h>
 #include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <bit>
@@ -92,13 +91,9 @@ inline uint32_t pack(uint16_t low, uint16_t high) { return low | static_cast<uin
 inline uint32_t pack_bf16(float low, float high) {
   return pack(__bfloat16_as_ushort(__float2bfloat16_rn(low)), __bfloat16_as_ushort(__float2bfloat16_rn(high)));
 }
-inline uint32_t pack_half(float low, float high) {
-  return pack(__half_as_ushort(__float2half_rn(low)), __half_as_ushort(__float2half_rn(high)));
-}
 inline float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 inline float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 inline float float_of_bf16(uint16_t x) { return low_bf16(x); }
-inline float float_of_half(uint16_t x) { return __half2float(__ushort_as_half(x)); }
 
 // ---- shared memory ---- that of the cluster's CTAs, one behind the other; addresses count from its start
 inline unsigned char* shared_memory = nullptr;
@@ -139,12 +134,18 @@ void store_matrices(uint32_t address, const uint32_t (&fragment)[kMatrices]) {
   });
 }
 inline void store_matrix_x4(uint32_t address, const uint32_t (&fragment)[4]) { store_matrices(address, fragment); }
-inline void store_matrix_x2(uint32_t address, const uint32_t (&fragment)[2]) { store_matrices(address, fragment); }
-inline void store_matrix_x4_transposed(uint32_t address, const uint32_t (&fragment)[4]) {
+template <int kMatrices>
+void store_matrices_transposed(uint32_t address, const uint32_t (&fragment)[kMatrices]) {
   const auto place = 2 * static_cast<uint32_t>(emulated_lane() / 4);
   for (int odd = 0; odd < 2; ++odd)
-    visit_rows(address, 4, 2 * (emulated_lane() % 4) + odd,
+    visit_rows(address, kMatrices, 2 * (emulated_lane() % 4) + odd,
                [&](int r, uint32_t row) { element_at(row + place) = static_cast<uint16_t>(fragment[r] >> 16 * odd); });
+}
+inline void store_matrix_x4_transposed(uint32_t address, const uint32_t (&fragment)[4]) {
+  store_matrices_transposed(address, fragment);
+}
+inline void store_matrix_x2_transposed(uint32_t address, const uint32_t (&fragment)[2]) {
+  store_matrices_transposed(address, fragment);
 }
 
 // ---- products ----
@@ -181,9 +182,6 @@ void multiply_fragments(float (&c)[4], std::initializer_list<uint32_t> words, in
 }
 inline void multiply_accumulate(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   multiply_fragments(c, {a[0], a[1], a[2], a[3], b0, b1}, 16, float_of_bf16);
-}
-inline void multiply_accumulate_half(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  multiply_fragments(c, {a[0], a[1], a[2], a[3], b0, b1}, 16, float_of_half);
 }
 
 // ---- barriers and copies ----
