@@ -1,5 +1,7 @@
 """torch on a GPU: results, streams, CUDA graphs, torch.compile, workspace, refusals."""
 
+import re
+
 import flash_kda
 import numpy as np
 import pytest
@@ -175,31 +177,40 @@ def test_compile():
                     torch.testing.assert_close(actual, wanted, rtol=1e-2, atol=1e-2)
 
 
+def workspace_needed(arguments):
+    """Bytes, from the error that too small a workspace gets."""
+    too_small = torch.empty(256, dtype=torch.uint8, device="cuda")
+    with pytest.raises(ValueError, match="workspace: got 256 bytes") as error:
+        flash_kda.forward(**arguments, workspace=too_small)
+    return int(re.findall(r"\d+", str(error.value))[-1])
+
+
 def test_workspace_belongs_to_the_given_stream():
     """What the current stream allocates after the call must not be the memory that the call still has to use."""
-    x, out = inputs(), torch.empty(1, 640, H, K, dtype=torch.bfloat16, device="cuda")
+    x = inputs() | {"backend": "cuda/two_kernel"}  # the path that needs one
+    out = torch.empty(1, 640, H, K, dtype=torch.bfloat16, device="cuda")
     expected = flash_kda.forward(**x)[0]
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(50_000_000)
     flash_kda.forward(**x, out=out, output_final_state=False, stream=stream.cuda_stream)
-    size = flash_kda.get_workspace_size(640, H)
+    size = workspace_needed(x)
     _ = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for _ in range(4)]
     torch.cuda.synchronize()
     assert torch.equal(out, expected)
 
 
 def test_workspace():
-    x, cu = inputs(), lengths()
-    size = flash_kda.get_workspace_size(640, H, 4)
-    assert size > 0
+    """Of the path that needs one."""
+    x, cu = inputs() | {"backend": "cuda/two_kernel"}, lengths()
+    size = workspace_needed(x | {"cu_seqlens": cu})
     expected = flash_kda.forward(**x, cu_seqlens=cu)
     workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
     actual = flash_kda.forward(**x, cu_seqlens=cu, workspace=workspace)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
     with pytest.raises(ValueError, match="workspace: got .* bytes"):
-        flash_kda.forward(**x, cu_seqlens=cu, workspace=workspace[:256])
+        flash_kda.forward(**x, cu_seqlens=cu, workspace=workspace[: size - 256])
 
 
 def test_C37_C38_outputs_are_fresh_and_inputs_unchanged():
