@@ -17,6 +17,7 @@
 
 #include "api/params.h"
 #include "support/compare.h"
+#include "support/number_cases.h"
 #include "support/problem.h"
 #include "support/random.h"
 #include "support/total_decay.h"
@@ -57,13 +58,6 @@ void expect_right(const Case& c, const Mutation& mutate = {}) {
       faults(solve(c, FLASH_KDA_BACKEND_CPU, mutate), solve(c, FLASH_KDA_BACKEND_REFERENCE, mutate), fp32_tolerance(c)),
       "")
       << c;
-}
-
-/// Every element of tensor `name` <- fn(its coordinates).
-template <typename Function>
-void assign(const Problem& problem, const char* name, Function fn) {
-  const flash_kda_tensor& t = problem.tensor(name);
-  for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, fn(at)); });
 }
 
 /// `extent` indices of `dimension` from `first` on.
@@ -161,28 +155,22 @@ TEST(Cases, C07_SlowConstantGateOverALongSequence) { expect_right({.T = 8192, .H
 
 TEST(Cases, C08_ALogAtItsLimits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  // Where both have gamma = lower_bound / 2, so has A_log = 0 with g + dt_bias = 0.
   const Case c{.T = 20, .H = 1, .K = 64};
-  const auto with = [&](float A_log, bool zero) {
-    return [A_log, zero](Problem& p) {
-      assign(p, "A_log", [&](const int64_t*) { return A_log; });
-      if (!zero) return;
-      assign(p, "g", [](const int64_t* at) { return static_cast<double>(at[3]); });
-      assign(p, "dt_bias", [](const int64_t* at) { return -static_cast<double>(at[1]); });
-    };
+  const auto limit = [](float A_log) {
+    return [A_log](Problem& p) { assign(p, "A_log", [&](const int64_t*) { return A_log; }); };
   };
-  const Problem half = solve(c, FLASH_KDA_BACKEND_REFERENCE, with(0, true));
+  const auto zero = [](float A_log) { return [A_log](Problem& p) { set_zero_gate_arguments(p, A_log); }; };
+  const Problem half = solve(c, FLASH_KDA_BACKEND_REFERENCE, zero(0));
   for (float A_log : {-kInfinity, 100.0F, kInfinity}) {
-    EXPECT_EQ(faults(solve(c, FLASH_KDA_BACKEND_REFERENCE, with(A_log, true)), half, 0), "") << A_log;
-    EXPECT_EQ(faults(solve(c, FLASH_KDA_BACKEND_CPU, with(A_log, true)), half, fp32_tolerance(c)), "") << A_log;
+    EXPECT_EQ(faults(solve(c, FLASH_KDA_BACKEND_REFERENCE, zero(A_log)), half, 0), "") << A_log;
+    EXPECT_EQ(faults(solve(c, FLASH_KDA_BACKEND_CPU, zero(A_log)), half, fp32_tolerance(c)), "") << A_log;
     for (flash_kda_gate gate : {FLASH_KDA_GATE_BOUNDED, kSoftplus}) {
       Case random = c;
       random.gate = gate;
-      const Problem oracle = solve(random, FLASH_KDA_BACKEND_REFERENCE, with(A_log, false));
+      const Problem oracle = solve(random, FLASH_KDA_BACKEND_REFERENCE, limit(A_log));
       for_each_element(oracle.tensor("out"),
                        [&](const int64_t* at, int64_t) { ASSERT_TRUE(std::isfinite(get(oracle.tensor("out"), at))); });
-      EXPECT_EQ(faults(solve(random, FLASH_KDA_BACKEND_CPU, with(A_log, false)), oracle, fp32_tolerance(c)), "")
-          << A_log;
+      EXPECT_EQ(faults(solve(random, FLASH_KDA_BACKEND_CPU, limit(A_log)), oracle, fp32_tolerance(c)), "") << A_log;
     }
   }
 }
@@ -203,12 +191,8 @@ TEST(Cases, C09_StateOfLargeAndSmallElements) {
 }
 
 TEST(Cases, C10_LongKeysWithoutNorm) {
-  // |k| = 30: the recurrence itself grows by beta |k|^2 a token. A partial chunk must add nothing to that.
-  for (int64_t T : {1, 3})
-    expect_right({.T = T, .l2norm = false}, [](Problem& p) {
-      const flash_kda_tensor& k = p.tensor("k");
-      assign(p, "k", [&](const int64_t* at) { return 30 * get(k, at); });
-    });
+  // The recurrence itself grows by beta |k|^2 a token. A partial chunk must add nothing to that.
+  for (int64_t T : {1, 3}) expect_right({.T = T, .l2norm = false}, set_long_keys);
 }
 
 // ---- Tails and packed sequences ----

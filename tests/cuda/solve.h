@@ -31,13 +31,6 @@ Plan plan_of(const Case& c, const Change& change = {});
 /// The outputs agree within bf16_tolerance(c), and nothing else was written.
 void expect_right(const Case& c, const Change& change = {});
 
-/// Every element of tensor `name` <- fn(its coordinates).
-template <typename Function>
-void assign(const Problem& problem, const char* name, Function fn) {
-  const flash_kda_tensor& t = problem.tensor(name);
-  for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, fn(at)); });
-}
-
 /// The part of `t` that begins `first` steps along `dimension` and is `extent` long.
 flash_kda_tensor slice(flash_kda_tensor t, int dimension, int64_t first, int64_t extent);
 /// `args` for tokens [first, first + extent) of every batch row.

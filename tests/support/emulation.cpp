@@ -1,13 +1,17 @@
 #include "support/emulation.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 #include <vector>
 
 #include "api/validate.h"
 #include "common/float_types.h"
 #include "common/sequence.h"
+#include "support/compare.h"
 
 namespace flash_kda::test {
 namespace {
@@ -62,10 +66,16 @@ double activated_beta(flash_kda_beta form, double raw) {
   return form == FLASH_KDA_BETA_TWICE_SIGMOID ? 2.0 * sigmoid(raw) : sigmoid(raw);
 }
 
-/// The inputs of one chunk, activated: rows are tokens.
+/// The inputs of one chunk, activated: rows are tokens. What q is multiplied by is in q in chunks of one block, and
+/// else left for the output, as it is by the fused kernel.
 struct Chunk {
-  Chunk(const Params& p, const Sequence& sequence, int64_t first, int rows, int head)
-      : q(rows, p.K), k(rows, p.K), G(rows, p.K), v(rows, p.V), beta(static_cast<size_t>(rows)) {
+  Chunk(const Params& p, const Sequence& sequence, int64_t first, int rows, int head, int chunk)
+      : q(rows, p.K),
+        k(rows, p.K),
+        G(rows, p.K),
+        v(rows, p.V),
+        beta(static_cast<size_t>(rows)),
+        output_factor(static_cast<size_t>(rows)) {
     const int query_head = head / (p.HV / p.H);
     const double slope = p.A_log == nullptr ? 1.0 : std::exp(static_cast<double>(p.A_log[head]));
     for (int i = 0; i < rows; ++i) {
@@ -77,8 +87,10 @@ struct Chunk {
         qq += std::pow(load(p.q, query_head, d), 2);
         kk += std::pow(load(p.k, query_head, d), 2);
       }
+      const double query_factor = static_cast<double>(p.scale) / (p.l2norm ? std::sqrt(qq) : 1.0);
+      output_factor[static_cast<size_t>(i)] = chunk == kBlock ? 1.0 : query_factor;
       for (int d = 0; d < p.K; ++d) {
-        q(i, d) = static_cast<double>(p.scale) * load(p.q, query_head, d) / (p.l2norm ? std::sqrt(qq) : 1.0);
+        q(i, d) = load(p.q, query_head, d) * (chunk == kBlock ? query_factor : 1.0);
         k(i, d) = load(p.k, query_head, d) / (p.l2norm ? std::sqrt(kk) : 1.0);
         const double bias = p.dt_bias == nullptr ? 0.0 : static_cast<double>(p.dt_bias[int64_t{head} * p.K + d]);
         const double gate = static_cast<double>(p.lower_bound) * sigmoid(slope * (load(p.g, head, d) + bias));
@@ -97,7 +109,7 @@ struct Chunk {
   }
 
   Matrix q, k, G, v;
-  std::vector<double> beta;
+  std::vector<double> beta, output_factor;
 };
 
 /// <left_i, k_j> with the decay between them, for j <= i; 0 above the diagonal. Operands have the decay from an anchor,
@@ -146,7 +158,8 @@ Matrix step(const Chunk& c, Matrix& S, int chunk) {
   const Matrix U = transposed(bf16(product(T, transposed(R))));  // [V, rows]
   Matrix O = product(scaled(c.q, c.G, zero, 1), operand);
   const Matrix inside = product(P, U);
-  for (size_t i = 0; i < O.x.size(); ++i) O.x[i] += inside.x[i];
+  for (int i = 0; i < rows; ++i)
+    for (int d = 0; d < V; ++d) O(i, d) = c.output_factor[static_cast<size_t>(i)] * (O(i, d) + inside(i, d));
   const Matrix update = product(U, transposed(scaled(c.k, c.G, total, -1)));
   for (int i = 0; i < V; ++i)
     for (int d = 0; d < K; ++d) S(i, d) = S(i, d) * std::exp2(total[static_cast<size_t>(d)]) + update(i, d);
@@ -172,7 +185,7 @@ void emulate(const Problem& problem, int chunk) {
       });
       for (int64_t first = 0; first < sequence.length; first += chunk) {
         const int rows = static_cast<int>(std::min<int64_t>(chunk, sequence.length - first));
-        const Matrix O = step(Chunk(p, sequence, first, rows, head), S, chunk);
+        const Matrix O = step(Chunk(p, sequence, first, rows, head, chunk), S, chunk);
         for (int i = 0; i < rows; ++i)
           for (int d = 0; d < p.V; ++d)
             store_element(p.out.data, p.out.dtype,
@@ -182,6 +195,17 @@ void emulate(const Problem& problem, int chunk) {
         store_element(data, dtype, at, element);
       });
     }
+}
+
+std::string faults_beyond_emulation(const Problem& actual, const Problem& emulated, const Problem& oracle) {
+  std::string faults = actual.stray_writes();
+  for (const char* name : {"out", "final_state"}) {
+    const Difference got = difference(actual, oracle, name), expected = difference(emulated, oracle, name);
+    if (!got.within(std::numeric_limits<double>::infinity()) || got.relative > 1.15 * expected.relative ||
+        got.worst_group > 1.15 * expected.worst_group)
+      faults += fmt::format("{}\n  got      {}\n  emulated {}\n", name, to_string(got, 4), to_string(expected, 4));
+  }
+  return faults;
 }
 
 }  // namespace flash_kda::test

@@ -136,4 +136,11 @@ void for_each_element(const flash_kda_tensor& t, Function fn) {
   }
 }
 
+/// Every element of tensor `name` <- fn(its coordinates).
+template <typename Function>
+void assign(const Problem& problem, const char* name, Function fn) {
+  const flash_kda_tensor& t = problem.tensor(name);
+  for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, fn(at)); });
+}
+
 }  // namespace flash_kda::test

@@ -16,12 +16,8 @@ Case total_decay_case(Case c) {
 }
 
 void set_total_decay_inputs(const Problem& problem) {
-  const auto fill = [&](const char* name, double value) {
-    const flash_kda_tensor& t = problem.tensor(name);
-    for_each_element(t, [&](const int64_t* at, int64_t) { set(t, at, value); });
-  };
-  fill("beta", 0);
-  fill("initial_state", 1);
+  assign(problem, "beta", [](const int64_t*) { return 0.0; });
+  assign(problem, "initial_state", [](const int64_t*) { return 1.0; });
 }
 
 std::string total_decay_faults(const Problem& actual, const Problem& oracle) {
