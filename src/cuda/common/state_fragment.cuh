@@ -60,4 +60,10 @@ __device__ __forceinline__ void to_left_operand(uint32_t (&a)[4], const float (&
   a[3] = pack_bf16(right[2], right[3]);
 }
 
+/// The same where the two lie one behind the other: c[0 ... 7].
+__device__ __forceinline__ void to_left_operand(uint32_t (&a)[4], const float* c) {
+#pragma unroll
+  for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
+}
+
 }  // namespace flash_kda::cuda

@@ -9,6 +9,7 @@
 #include "cuda/common/cluster.cuh"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
+#include "cuda/common/state_fragment.cuh"
 #include "cuda/common/triangular_inverse.cuh"
 #include "cuda/common/wgmma.cuh"
 #include "cuda/fused/config.h"
@@ -59,12 +60,6 @@ __device__ __forceinline__ BlockProducts block_products(const Stage& stage, cons
 /// a left operand: (rows 0-7, columns 0-7), (8-15, 0-7), (0-7, 8-15), (8-15, 8-15).
 __device__ __forceinline__ uint32_t block_place(const Stage& stage, int row, int column, int lane) {
   return shared_address(stage.square) + static_cast<uint32_t>(tile_offset(row + lane % 16, column + lane / 16 * 8));
-}
-
-/// C fragments of two neighbouring accumulators as a left operand.
-__device__ __forceinline__ void to_left_operand(uint32_t (&a)[4], const float (&c)[8]) {
-#pragma unroll
-  for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
 }
 
 /// c as the sum of two bf16 operands.

@@ -16,12 +16,6 @@
 
 namespace flash_kda::cuda::fused {
 
-/// Two neighbouring 8-column C fragments of an accumulator become the register operand over those 16 columns.
-__device__ __forceinline__ void to_operand(uint32_t (&a)[4], const float* c) {
-#pragma unroll
-  for (int r = 0; r < 4; ++r) a[r] = pack_bf16(c[2 * r], c[2 * r + 1]);
-}
-
 template <int kStateGroups>
 __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared& shared, int group, int warp,
                                               int lane) {
@@ -35,7 +29,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     for (int i = 0; i < 4; ++i) S[j / 8][j % 8 * 4 + i] = fragment.S[j][i];
   uint32_t operand[8][4];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) to_operand(operand[i], &S[i / 4][i % 4 * 8]);
+  for (int i = 0; i < 8; ++i) to_left_operand(operand[i], &S[i / 4][i % 4 * 8]);
 
   // Where this lane points ldmatrix.trans in a half of v: matrices (tokens 0-7, rows 0-7), (0-7, 8-15), (8-15, 0-7),
   // (8-15, 8-15) of the warp's 16 rows become fragments (tokens 0-7: upper, lower rows), (tokens 8-15: upper, lower).
@@ -103,7 +97,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     decay_half(0);
     wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < 2; ++i) to_operand(U_operand[i], &U[8 * i]);
+    for (int i = 0; i < 2; ++i) to_left_operand(U_operand[i], &U[8 * i]);
     wait_barrier(&shared.scored[chunk % kStages], parity);
     float P_U[16];
     wgmma_fence();
@@ -136,7 +130,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     }
     wgmma_wait<0>();
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to_operand(operand[i], &S[i / 4][i % 4 * 8]);
+    for (int i = 0; i < 8; ++i) to_left_operand(operand[i], &S[i / 4][i % 4 * 8]);
     if constexpr (Roles{kStateGroups}.ctas() == 2)
       arrive_as_warp_in_both(&shared.written[chunk % kStages], 1 - task.rank(), lane);
     else
