@@ -118,8 +118,11 @@ void run(const char* name, int64_t H, const std::vector<int64_t>& lengths) {
   args.cu_seqlens = tensor(cu_device.data, FLASH_KDA_I64, {N + 1});
   args.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
   const double fused_ms = [&] {
-    const Params params = validate(args, Purpose::kRun);
+    Params params = validate(args, Purpose::kRun);
     const Plan plan = make_plan(params, cuda::describe_device(0));
+    const Buffer workspace(plan.workspace_bytes);
+    params.workspace = workspace.data;
+    params.workspace_size = plan.workspace_bytes;
     return time_ms([&] { cuda::launch(params, plan); });
   }();
   args.cuda_path = FLASH_KDA_CUDA_PATH_TWO_KERNEL;

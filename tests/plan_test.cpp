@@ -78,8 +78,8 @@ TEST(ReferencePlan, IsTheReference) {
 
 TEST(Plan, PrintsEveryMember) {
   const std::string text = to_string(plan_of({.B = 2, .T = 9, .H = 3, .K = 32}, FLASH_KDA_BACKEND_CPU, laptop()));
-  EXPECT_EQ(text.rfind("path=cpu/chunked chunk=16 tasks=6 value_split=1 threads=8 chunk_bound=0 workspace_bytes=0 "
-                       "instruction_set=avx2 reason=",
+  EXPECT_EQ(text.rfind("path=cpu/chunked chunk=16 tasks=6 value_split=1 helpers=0 threads=8 chunk_bound=0 "
+                       "workspace_bytes=0 instruction_set=avx2 reason=",
                        0),
             0U)
       << text;
@@ -103,21 +103,36 @@ Case two_kernel_case() {
 }
 
 TEST(CudaPlan, FusedOnHopper) {
-  Case c = cuda_case();
-  c.H = 40;
-  const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper());
+  const Plan plan = plan_of(cuda_case(), FLASH_KDA_BACKEND_CUDA, hopper());
   EXPECT_EQ(plan.path, Path::kCudaFused);
   EXPECT_EQ(plan.chunk, 32);
-  EXPECT_EQ(plan.value_split, 2);
-  EXPECT_EQ(plan.tasks, 80);
+  EXPECT_EQ(plan.value_split, 1);
+  EXPECT_EQ(plan.tasks, 12);
+  EXPECT_EQ(plan.helpers, 0);
   EXPECT_EQ(plan.threads, 640);
   EXPECT_EQ(plan.workspace_bytes, 0U);
-  c.batch_invariant = true;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
-  c.batch_invariant = false;
-  c.H = 96;
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).value_split, 1);
-  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).threads, 640);
+}
+
+TEST(CudaPlan, IdleMultiprocessorsHelpWithLongSequences) {
+  Case c = cuda_case();
+  Machine machine = hopper();
+  machine.multiprocessors = 16;
+  const auto expect_helpers = [&](int expected) {
+    const Plan plan = plan_of(c, FLASH_KDA_BACKEND_CUDA, machine);
+    EXPECT_EQ(plan.helpers, expected) << c;
+    EXPECT_EQ(plan.workspace_bytes > 0, expected > 0) << c;
+    EXPECT_FALSE(plan.needs_workspace) << c;
+  };
+  c.T = 512;
+  for (const auto& [H, expected] : {std::pair{1, 3}, {4, 12}, {5, 11}, {12, 4}, {16, 0}}) {
+    c.H = H;
+    expect_helpers(expected);
+  }
+  c.H = 1;
+  c.T = 511;
+  expect_helpers(0);
+  c.lengths = {1000, 0, 30};  // 343 on average
+  expect_helpers(0);
 }
 
 TEST(CudaPlan, TwoKernelWhereFusedCannot) {
@@ -135,6 +150,7 @@ TEST(CudaPlan, TwoKernel) {
   EXPECT_EQ(plan.chunk, 16);
   EXPECT_EQ(plan.chunk_bound, 7);
   EXPECT_EQ(plan.tasks, 12 * plan.value_split);
+  EXPECT_TRUE(plan.needs_workspace);
   // Six results a tile and head: 13,824 bytes (docs/operator.md).
   EXPECT_GE(plan.workspace_bytes, 7U * 12U * 13824U);
 }

@@ -81,7 +81,7 @@ typedef enum flash_kda_backend {
 typedef enum flash_kda_cuda_path {
   FLASH_KDA_CUDA_PATH_AUTO = 0,       /* the library chooses one that supports the call */
   FLASH_KDA_CUDA_PATH_TWO_KERNEL = 1, /* prepare and recurrence: compute capability 9.0 and later */
-  FLASH_KDA_CUDA_PATH_FUSED = 2       /* one kernel, no workspace: compute capability 9.0, bfloat16 g */
+  FLASH_KDA_CUDA_PATH_FUSED = 2       /* one kernel: compute capability 9.0, bfloat16 g */
 } flash_kda_cuda_path;
 
 /* How the log-gate gamma (natural log, <= 0) follows from the raw input g, A_log [HV] and dt_bias [HV, K]. */
@@ -151,7 +151,7 @@ typedef struct flash_kda_forward_args {
   int32_t device;        /* CUDA device ordinal; default 0 */
   int32_t num_threads;   /* CPU: 0 (default) uses what OpenMP would */
   void* stream;          /* cudaStream_t; NULL is the default stream */
-  void* workspace;       /* device memory, 256-byte aligned, of at least flash_kda_forward_workspace_size bytes */
+  void* workspace;       /* device memory, 256-byte aligned, of flash_kda_forward_workspace_size bytes or more */
   size_t workspace_size; /* bytes */
 } flash_kda_forward_args;
 
@@ -200,8 +200,9 @@ FLASH_KDA_API void flash_kda_decode_args_init(flash_kda_decode_args* args);
 FLASH_KDA_API flash_kda_status flash_kda_forward(const flash_kda_forward_args* args);
 FLASH_KDA_API flash_kda_status flash_kda_decode(const flash_kda_decode_args* args);
 
-/* Bytes of workspace that the call would need (0 on the CPU). The workspace members themselves are not looked at, and
- * data pointers may be NULL: shapes, types and options decide. */
+/* Bytes of workspace that the call can use (0 on the CPU). The two kernels refuse less; the fused kernel gives the same
+ * bits with less, or with none, and is slower. The workspace members themselves are not looked at, and data pointers
+ * may be NULL: shapes, types and options decide. */
 FLASH_KDA_API flash_kda_status flash_kda_forward_workspace_size(const flash_kda_forward_args* args, size_t* bytes);
 FLASH_KDA_API flash_kda_status flash_kda_decode_workspace_size(const flash_kda_decode_args* args, size_t* bytes);
 

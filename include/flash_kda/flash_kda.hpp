@@ -98,8 +98,8 @@ inline void forward(const flash_kda_forward_args& args) { detail::check(flash_kd
 /// out [B, T, HV, V]. On CUDA it returns when the work is enqueued on args.stream. Throws Error.
 inline void decode(const flash_kda_decode_args& args) { detail::check(flash_kda_decode(&args)); }
 
-/// Bytes of device memory that the call needs as args.workspace (0 on the CPU). Shapes, types and options decide; data
-/// pointers may be null. Throws Error.
+/// Bytes of device memory that the call can use as args.workspace (0 on the CPU); the fused kernel gives the same bits
+/// with less. Shapes, types and options decide; data pointers may be null. Throws Error.
 inline size_t workspace_size(const flash_kda_forward_args& args) {
   size_t bytes = 0;
   detail::check(flash_kda_forward_workspace_size(&args, &bytes));

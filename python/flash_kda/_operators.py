@@ -104,7 +104,7 @@ def fwd(
 
 
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
-    """Bytes of GPU workspace that `fwd` needs over N sequences of T_total tokens in all and H heads, K = V = 128, with
+    """Bytes of GPU workspace that `fwd` uses over N sequences of T_total tokens in all and H heads, K = V = 128, with
     bfloat16 inputs.
 
     `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs
@@ -204,7 +204,8 @@ def forward(
             checking); for a GPU "cuda", which leaves the path to the library, or "cuda/two_kernel" or "cuda/fused",
             which fix it (`cuda_path` in the C interface and in messages).
         stream: A cudaStream_t as an integer; None is the current stream of q's framework.
-        workspace: One-dimensional GPU memory for the call; None allocates through q's framework.
+        workspace: One-dimensional GPU memory for the call; None allocates through q's framework. The fused kernel gives
+            the same bits with less than it can use, and is slower.
 
     Returns:
         out and final_state (None where there is none), of the library of v.

@@ -77,7 +77,7 @@ flash_kda_status run(const Args* args) {
     const Params params = validate(required("args", args), Purpose::kRun);
     const Plan plan = plan_of(params);
     if (plan.workspace_bytes > 0) {
-      if (params.workspace == nullptr || params.workspace_size < plan.workspace_bytes)
+      if (plan.needs_workspace && (params.workspace == nullptr || params.workspace_size < plan.workspace_bytes))
         fail(FLASH_KDA_ERROR_VALUE, "workspace: got {} bytes at {}, accepted is at least {} bytes",
              params.workspace_size, params.workspace, plan.workspace_bytes);
       if (reinterpret_cast<uintptr_t>(params.workspace) % 256 != 0)

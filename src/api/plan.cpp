@@ -43,9 +43,9 @@ Plan make_plan(const Params& params, const Machine& machine) {
 
 std::string to_string(const Plan& plan) {
   return fmt::format(
-      "path={} chunk={} tasks={} value_split={} threads={} chunk_bound={} workspace_bytes={} instruction_set={} "
-      "reason={}",
-      name_of(plan.path), plan.chunk, plan.tasks, plan.value_split, plan.threads, plan.chunk_bound,
+      "path={} chunk={} tasks={} value_split={} helpers={} threads={} chunk_bound={} workspace_bytes={} "
+      "instruction_set={} reason={}",
+      name_of(plan.path), plan.chunk, plan.tasks, plan.value_split, plan.helpers, plan.threads, plan.chunk_bound,
       plan.workspace_bytes, cpu::name_of(plan.instruction_set), plan.reason);
 }
 

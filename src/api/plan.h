@@ -36,13 +36,15 @@ struct Machine {
 
 struct Plan {
   Path path = Path::kReference;
-  const char* reason = "";     ///< why this path and no other
-  int chunk = 1;               ///< tokens per step of the state
-  int64_t tasks = 0;           ///< independent pieces of work: CPU tasks, or CTAs of the state kernel
-  int value_split = 1;         ///< tasks that share one (sequence, head), each with V / value_split rows of the state
-  int threads = 0;             ///< CPU threads, or threads of a CTA of the state kernel
-  int64_t chunk_bound = 0;     ///< CUDA: at least the number of chunks of all sequences together
-  size_t workspace_bytes = 0;  ///< CUDA: device memory the launch needs
+  const char* reason = "";       ///< why this path and no other
+  int chunk = 1;                 ///< tokens per step of the state
+  int64_t tasks = 0;             ///< independent pieces of work: CPU tasks, or CTAs of the state kernel
+  int value_split = 1;           ///< tasks that share one (sequence, head), each with V / value_split rows of the state
+  int helpers = 0;               ///< cuda/fused: further CTAs, which prepare chunks for those of the tasks
+  int threads = 0;               ///< CPU threads, or threads of a CTA of the state kernel
+  int64_t chunk_bound = 0;       ///< CUDA: at least the number of chunks of all sequences together
+  size_t workspace_bytes = 0;    ///< CUDA: device memory that the launch can use
+  bool needs_workspace = false;  ///< all of it; otherwise with less it is only slower
   cpu::InstructionSet instruction_set = cpu::InstructionSet::kPortable;  ///< CPU paths
 };
 

@@ -95,6 +95,15 @@ int value_split_of(const Params& p, const Machine& machine) {
   return split;
 }
 
+/// CTAs of the fused kernel that prepare chunks for those that walk a task: as many as there are multiprocessors left
+/// for. Over fewer chunks than kLeast they gain less than it costs to set them up.
+int helpers_of(const Params& p, int64_t tasks, const Machine& machine) {
+  constexpr int64_t kLeast = 16;
+  const int64_t mean_tokens = p.cu_seqlens == nullptr ? p.T : p.T / std::max<int64_t>(p.N, 1);
+  if (mean_tokens < kLeast * fused::kChunk || tasks >= machine.multiprocessors) return 0;
+  return static_cast<int>(std::min(machine.multiprocessors - tasks, tasks * fused::kClasses));
+}
+
 }  // namespace
 
 Plan make_plan(const Params& p, const Machine& machine) {
@@ -114,9 +123,12 @@ Plan make_plan(const Params& p, const Machine& machine) {
     plan.path = Path::kCudaFused;
     plan.reason = automatic ? "the fused kernel can take it" : "asked for";
     plan.chunk = fused::kChunk;
-    plan.value_split = !p.batch_invariant && 2 * p.N * p.HV <= machine.multiprocessors ? 2 : 1;
-    plan.tasks = p.N * p.HV * plan.value_split;
-    plan.threads = fused::Roles{2 / plan.value_split}.threads();
+    plan.tasks = p.N * p.HV;
+    plan.helpers = helpers_of(p, plan.tasks, machine);
+    plan.threads = fused::kThreads;
+    if (plan.helpers > 0)
+      plan.workspace_bytes =
+          static_cast<size_t>(fused::package_offset(plan.tasks, int64_t{plan.helpers} * fused::kPackages));
   } else {
     plan.path = Path::kCudaTwoKernel;
     plan.reason = automatic ? why_not_fused : "asked for";
@@ -125,6 +137,7 @@ Plan make_plan(const Params& p, const Machine& machine) {
     plan.tasks = p.N * p.HV * plan.value_split;
     plan.threads = two_kernel::recurrence_threads(p.V / plan.value_split);
     plan.chunk_bound = two_kernel::slot_bound(p);
+    plan.needs_workspace = true;
     plan.workspace_bytes = static_cast<size_t>(two_kernel::image_offset(plan.chunk_bound, 0, p.HV));
   }
   constexpr int64_t kLargestGrid = std::numeric_limits<int32_t>::max();

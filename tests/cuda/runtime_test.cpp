@@ -224,6 +224,34 @@ TEST(RunTime, C42_StressLoopRepeatsBitForBit) {
   }
 }
 
+/// With all the helpers that the plan has, with those for which half of the workspace has place, and with none.
+TEST(RunTime, HelpChangesNoBit) {
+  for (Case c : {bf16({.T = 3000, .H = 5}), bf16({.H = 40, .lengths = {1500, 3, 700}})}) {
+    c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+    ASSERT_GT(plan_of(c).helpers, 0) << c;
+    const Problem pristine = problem_of(c), expected = solve_by_oracle(c);
+    Call call(c);
+    std::unique_ptr<Problem> first;
+    const size_t whole = call.device.args().workspace_size;
+    for (size_t bytes : {whole, whole / 2, size_t{0}})
+      for (int round = 0; round < 10; ++round) {
+        call.device.upload(pristine);
+        check(cudaMemset(call.device.workspace(), kPoison, whole), "cudaMemset");
+        Args args = call.device.args();
+        args.workspace_size = bytes;
+        if (bytes == 0) args.workspace = nullptr;
+        ASSERT_EQ(flash_kda_forward(&args), FLASH_KDA_OK) << flash_kda_last_error();
+        call.device.download(call.problem);
+        if (first == nullptr) {
+          ASSERT_EQ(faults(call.problem, expected, bf16_tolerance(c)), "") << c;
+          first = std::make_unique<Problem>(problem_of(c));
+          call.device.download(*first);
+        }
+        ASSERT_EQ(byte_difference(call.problem, *first), "") << c << ", workspace " << bytes << ", round " << round;
+      }
+  }
+}
+
 /// Calls in a row on one stream share the workspace: the second one must not write it while the first still reads.
 TEST(RunTime, C42_OneWorkspaceForCallsInARow) {
   const Case c = bf16({.T = 700, .H = 4});

@@ -8,6 +8,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <vector>
 
 #include "api/validate.h"
 #include "cuda/common/ptx.cuh"
@@ -31,15 +32,9 @@ Case fused(Case c) {
   return c;
 }
 
-/// Of V split over two CTAs, and not (batch_invariant).
 std::vector<Case> cases() {
   std::vector<Case> cases;
-  const auto add = [&](const Case& c) {
-    for (bool batch_invariant : {false, true}) {
-      cases.push_back(fused(c));
-      cases.back().batch_invariant = batch_invariant;
-    }
-  };
+  const auto add = [&](const Case& c) { cases.push_back(fused(c)); };
   for (int64_t T : {1, 16, 33, 250}) add({.T = T, .H = 1});
   for (Family family : {Family::kF2, Family::kF3, Family::kF4, Family::kF5, Family::kF6, Family::kF7, Family::kF8})
     add({.T = 75, .H = 1, .family = family});
@@ -63,37 +58,38 @@ Machine hopper() {
   return machine;
 }
 
-template <int kStateGroups>
-void run_kernel(const Params& p, const Plan& plan) {
+/// Runs the kernel on `problem`. With helpers, all CTAs of the grid side by side; returns how many packages were taken.
+int64_t run_kernel(const Problem& problem, int helpers) {
   using cuda::fused::Shared;
-  constexpr int kCtas = cuda::fused::Roles{kStateGroups}.ctas();
-  constexpr size_t kBytes = (sizeof(Shared) + 1023) / 1024 * 1024;
-  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, kCtas * kBytes), &std::free);
-  cuda::shared_memory = static_cast<unsigned char*>(memory.get());
-  cuda::shared_memory_of_cta = kBytes;
+  Params p = validate(problem.forward_args(), Purpose::kRun);
+  const Plan plan = cuda::make_plan(p, hopper());
+  EXPECT_EQ(plan.path, Path::kCudaFused);
   const cuda::fused::InputMaps maps = {cuda::emulated_map(p.q, p.T), cuda::emulated_map(p.k, p.T),
                                        cuda::emulated_map(p.g, p.T), cuda::emulated_map(p.v, p.T)};
-  blockDim.x = static_cast<unsigned>(plan.threads);
-  for (blockIdx.x.first = 0; blockIdx.x.first < plan.tasks; blockIdx.x.first += kCtas) {
-    std::memset(memory.get(), 0xff, kCtas * kBytes);
+  const auto boards = static_cast<size_t>(cuda::fused::package_offset(plan.tasks, 0));
+  std::vector<unsigned char> workspace(
+      static_cast<size_t>(cuda::fused::package_offset(plan.tasks, int64_t{helpers} * cuda::fused::kPackages)), 0xff);
+  std::fill_n(workspace.begin(), boards, static_cast<unsigned char>(0));
+  p.workspace = workspace.data();
+  const int at_once = helpers > 0 ? static_cast<int>(plan.tasks) + helpers : 1;
+  constexpr size_t kBytes = (sizeof(Shared) + 1023) / 1024 * 1024;
+  const size_t all_bytes = static_cast<size_t>(at_once) * kBytes;
+  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, all_bytes), &std::free);
+  cuda::shared_memory = static_cast<unsigned char*>(memory.get());
+  cuda::bulk_loads = 0;
+  blockDim.x = cuda::fused::kThreads;
+  for (int64_t block = 0; block < plan.tasks + helpers; block += at_once) {
+    std::memset(memory.get(), 0xff, all_bytes);
     cuda::barriers.clear();
     const auto body = [&] {
-      auto* const own = cuda::shared_memory + static_cast<size_t>(cta_rank()) * kBytes;
-      cuda::fused::run_cta<kStateGroups>(p, maps, *reinterpret_cast<Shared*>(own));
+      auto* const own = cuda::shared_memory + static_cast<size_t>(cta_index()) * kBytes;
+      auto* const run = helpers > 0 ? cuda::fused::run_cta<true> : cuda::fused::run_cta<false>;
+      run(p, maps, helpers, block + cta_index(), *reinterpret_cast<Shared*>(own));
     };
-    ASSERT_TRUE(run_cluster(kCtas, static_cast<int>(plan.threads), body))
-        << "every warp that is left waits, block " << blockIdx.x.first;
+    EXPECT_TRUE(run_ctas(at_once, cuda::fused::kThreads, body))
+        << "every warp that is left waits, block " << block << ", helpers " << helpers;
   }
-}
-
-void run_kernel(const Problem& problem) {
-  const Params p = validate(problem.forward_args(), Purpose::kRun);
-  const Plan plan = cuda::make_plan(p, hopper());
-  ASSERT_EQ(plan.path, Path::kCudaFused);
-  if (plan.value_split == 2)
-    run_kernel<1>(p, plan);
-  else
-    run_kernel<2>(p, plan);
+  return cuda::bulk_loads;
 }
 
 using Change = std::function<void(const Problem&)>;
@@ -106,7 +102,7 @@ Problem changed(const Case& c, flash_kda_backend backend, const Change& change) 
 }
 Problem solve(const Case& c, const Change& change = {}) {
   Problem problem = changed(c, FLASH_KDA_BACKEND_CPU, change);
-  run_kernel(problem);
+  run_kernel(problem, 0);
   return problem;
 }
 Problem solve_by_oracle(const Case& c, const Change& change = {}) {
@@ -122,6 +118,23 @@ class FusedOnEmulatedWarpsGrid : public testing::TestWithParam<Case> {};
 
 TEST_P(FusedOnEmulatedWarpsGrid, AgreesWithTheRecurrence) {
   EXPECT_EQ(faults(solve(GetParam()), solve_by_oracle(GetParam()), bf16_tolerance(GetParam())), "");
+}
+
+TEST(FusedOnEmulatedWarps, HelpChangesNoBit) {
+  const Case cases[] = {
+      fused({.T = 810, .H = 1}),
+      fused({.T = 610, .H = 1, .HV = 2, .family = Family::kF6, .gate_parameters = false}),
+      fused({.H = 1, .lengths = {400, 0, 37, 600}, .initial = StateRows::kPool, .final = StateRows::kPool}),
+  };
+  for (const Case& c : cases) {
+    const Problem alone = solve(c);
+    EXPECT_EQ(faults(alone, solve_by_oracle(c), bf16_tolerance(c)), "");
+    for (int helpers : {1, 3}) {
+      const Problem helped = changed(c, FLASH_KDA_BACKEND_CPU, {});
+      EXPECT_GT(run_kernel(helped, helpers), 0) << "nothing was taken";
+      EXPECT_EQ(bitwise_faults(helped, alone), "") << name_of(c) << ", helpers " << helpers;
+    }
+  }
 }
 
 TEST(FusedOnEmulatedWarps, C08_ALogAtItsLimits) {

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace flash_kda::test {
@@ -13,7 +14,7 @@ constexpr size_t kStackBytes = 128 * 1024;
 
 struct Fiber {
   ucontext_t context = {};
-  std::unique_ptr<char[]> stack = std::make_unique<char[]>(kStackBytes);
+  std::unique_ptr<char[]> stack = std::make_unique_for_overwrite<char[]>(kStackBytes);
   const std::function<bool()>* condition = nullptr;  ///< what it waits for
   bool done = false;
 };
@@ -23,24 +24,23 @@ struct Meeting {
   uint64_t count = 0;
 };
 
-struct Cluster {
+struct Ctas {
   const std::function<void()>* body;
   size_t threads;  ///< of a CTA
   ucontext_t scheduler = {};
   std::vector<Fiber> fibers;
   std::vector<Meeting> warps;
   std::vector<Meeting> ctas;
-  Meeting all;
   std::vector<std::array<uint32_t, 16>> words;
   size_t running = 0;
 };
 
-Cluster* cluster = nullptr;
+Ctas* ctas = nullptr;
 
 void run_fiber() {
-  (*cluster->body)();
-  cluster->fibers[cluster->running].done = true;
-  swapcontext(&cluster->fibers[cluster->running].context, &cluster->scheduler);
+  (*ctas->body)();
+  ctas->fibers[ctas->running].done = true;
+  swapcontext(&ctas->fibers[ctas->running].context, &ctas->scheduler);
 }
 
 void meet(Meeting& meeting, int threads) {
@@ -54,12 +54,12 @@ void meet(Meeting& meeting, int threads) {
 
 }  // namespace
 
-bool run_cluster(int ctas, int threads, const std::function<void()>& body) {
-  Cluster current;
-  cluster = &current;
+bool run_ctas(int count, int threads, const std::function<void()>& body) {
+  Ctas current;
+  ctas = &current;
   current.body = &body;
   current.threads = static_cast<size_t>(threads);
-  current.ctas.resize(static_cast<size_t>(ctas));
+  current.ctas.resize(static_cast<size_t>(count));
   const size_t all_threads = current.ctas.size() * current.threads;
   current.fibers.resize(all_threads);
   current.warps.resize(all_threads / 32);
@@ -79,29 +79,31 @@ bool run_cluster(int ctas, int threads, const std::function<void()>& body) {
       swapcontext(&current.scheduler, &fiber.context);
     }
   }
-  cluster = nullptr;
+  ctas = nullptr;
   for (const Fiber& fiber : current.fibers)
     if (!fiber.done) return false;
   return true;
 }
 
-int thread_index() { return static_cast<int>(cluster->running % cluster->threads); }
-int cta_rank() { return static_cast<int>(cluster->running / cluster->threads); }
+int thread_index() { return static_cast<int>(ctas->running % ctas->threads); }
+int cta_index() { return static_cast<int>(ctas->running / ctas->threads); }
 
 void wait_until(const std::function<bool()>& condition) {
   if (condition()) return;
-  Fiber& fiber = cluster->fibers[cluster->running];
+  Fiber& fiber = ctas->fibers[ctas->running];
   fiber.condition = &condition;
-  swapcontext(&fiber.context, &cluster->scheduler);
+  swapcontext(&fiber.context, &ctas->scheduler);
   fiber.condition = nullptr;
 }
 
-void sync_warp() { meet(cluster->warps[cluster->running / 32], 32); }
-void sync_cta() { meet(cluster->ctas[static_cast<size_t>(cta_rank())], static_cast<int>(cluster->threads)); }
-void sync_cluster() { meet(cluster->all, static_cast<int>(cluster->fibers.size())); }
-
-uint32_t* words_of_lane(int lane) {
-  return cluster->words[cluster->running / 32 * 32 + static_cast<size_t>(lane)].data();
+void yield() {
+  bool others_ran = false;
+  wait_until([&] { return std::exchange(others_ran, true); });
 }
+
+void sync_warp() { meet(ctas->warps[ctas->running / 32], 32); }
+void sync_cta() { meet(ctas->ctas[static_cast<size_t>(cta_index())], static_cast<int>(ctas->threads)); }
+
+uint32_t* words_of_lane(int lane) { return ctas->words[ctas->running / 32 * 32 + static_cast<size_t>(lane)].data(); }
 
 }  // namespace flash_kda::test

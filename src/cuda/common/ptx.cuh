@@ -138,6 +138,28 @@ __device__ __forceinline__ void bulk_store(void* global, const void* shared, uin
   ptx::cp_async_bulk(ptx::space_global, ptx::space_shared, global, shared, bytes);
 }
 
+/// Words of global memory by which CTAs of a grid speak to each other. All that a thread has done before
+/// store_release() is seen by the device before what it stores is; the relaxed ones order nothing.
+__device__ __forceinline__ void store_release(uint64_t* word, uint64_t x) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(x) : "memory");
+}
+__device__ __forceinline__ void store_relaxed(uint32_t* word, uint32_t x) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+}
+__device__ __forceinline__ uint64_t load_relaxed(const uint64_t* word) {
+  uint64_t x;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(x) : "l"(word) : "memory");
+  return x;
+}
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t* word) {
+  uint32_t x;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(word) : "memory");
+  return x;
+}
+
+/// Orders what the calling thread knows of global memory before later accesses of the copy engine to it.
+__device__ __forceinline__ void fence_global_to_async_proxy() { ptx::fence_proxy_async(ptx::space_global); }
+
 /// Orders the calling thread's ordinary stores to shared memory before later accesses of the copy engine. Every writer
 /// calls it, then a barrier.
 __device__ __forceinline__ void fence_to_async_proxy() { ptx::fence_proxy_async(ptx::space_shared); }

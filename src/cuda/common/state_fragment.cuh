@@ -39,17 +39,21 @@ __device__ __forceinline__ void load_state(StateFragment& fragment, const StateT
 __device__ __forceinline__ void store_state(const StateFragment& fragment, const StateTensor& state, int64_t slot,
                                             int head, int row0, int lane) {
   const int64_t base = state_offset(state, slot, head, row0 + lane / 4) + 2 * (lane % 4);
+  const auto for_each_pair = [&](const auto& store) {
 #pragma unroll
-  for (int j = 0; j < 16; ++j)
+    for (int j = 0; j < 16; ++j)
 #pragma unroll
-    for (int lower = 0; lower < 2; ++lower) {
-      const int64_t offset = base + lower * 8 * state.stride_row + 8 * j;
-      const float2 value = {fragment.S[j][2 * lower], fragment.S[j][2 * lower + 1]};
-      if (state.dtype == FLASH_KDA_F32)
-        *reinterpret_cast<float2*>(static_cast<float*>(state.data) + offset) = value;
-      else
-        *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(state.data) + offset) = pack_bf16(value.x, value.y);
-    }
+      for (int lower = 0; lower < 2; ++lower)
+        store(base + lower * 8 * state.stride_row + 8 * j, fragment.S[j][2 * lower], fragment.S[j][2 * lower + 1]);
+  };
+  if (state.dtype == FLASH_KDA_F32)
+    for_each_pair([&](int64_t offset, float x, float y) {
+      *reinterpret_cast<float2*>(static_cast<float*>(state.data) + offset) = {x, y};
+    });
+  else
+    for_each_pair([&](int64_t offset, float x, float y) {
+      *reinterpret_cast<uint32_t*>(static_cast<__nv_bfloat16*>(state.data) + offset) = pack_bf16(x, y);
+    });
 }
 
 /// Two accumulators of neighbouring columns become the left operand of a product over those 16 columns.

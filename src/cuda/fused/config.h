@@ -17,35 +17,18 @@ inline constexpr int kWarpgroup = 128;
 inline constexpr int kSlice = 8;  ///< channels that a warp scales at a time
 inline constexpr int kSlices = kHeadDim / kSlice;
 
-/// Which warpgroups do what when a CTA owns `state_groups` * 64 rows (V) of the state: the first ones are the state's,
-/// those after them scale, and the last ones finish, a chunk each in turn, and move. With warps 0 ... 3 of a warpgroup
-/// on the four schedulers of a multiprocessor, every scheduler has the same mixture.
-struct Roles {
-  int state_groups;
-  /// CTAs that share a task, a cluster: each has 64 rows of the state and scales one half of the channels for both.
-  constexpr int ctas() const { return 2 / state_groups; }
-  constexpr int scale_groups() const { return 2; }
-  constexpr int finish_groups() const { return state_groups == 2 ? 1 : 2; }
-  constexpr int groups() const { return state_groups + scale_groups() + finish_groups(); }
-  constexpr int threads() const { return groups() * kWarpgroup; }
-  constexpr int scaling_warps() const { return 4 * scale_groups(); }
-  /// Of a chunk's kSlices.
-  constexpr int slices_per_warp() const { return kSlices / ctas() / scaling_warps(); }
-  /// A thread, after the warpgroups have shared out what they were launched with.
-  constexpr int state_registers() const { return 160; }
-  constexpr int scale_registers() const { return state_groups == 2 ? 48 : 80; }
-  constexpr int finish_registers() const { return state_groups == 2 ? 64 : 80; }
-  /// setmaxnreg moves only what the launch gives: to every thread the same, a multiple of 8. What does not fit hangs.
-  constexpr bool fits() const {
-    const int launched = 65536 / threads() / 8 * 8;
-    return state_groups * state_registers() + scale_groups() * scale_registers() +
-               finish_groups() * finish_registers() <=
-           groups() * launched;
-  }
-};
-static_assert(Roles{1}.fits() && Roles{2}.fits());
-
-static_assert(Roles{1}.slices_per_warp() == 1 && Roles{2}.slices_per_warp() == 2);
+/// A CTA is five warpgroups, so that with warps 0 ... 3 of each on the four schedulers of a multiprocessor every
+/// scheduler has the same mixture. One that walks a sequence: two of the state, 64 rows (V) each, two that scale, one
+/// that finishes. One that helps: one that moves, one that finishes, two that scale, one that finishes.
+inline constexpr int kThreads = 5 * kWarpgroup;
+inline constexpr int kStateGroups = 2, kScaleGroups = 2;
+inline constexpr int kScalingWarps = 4 * kScaleGroups;
+inline constexpr int kSlicesPerWarp = kSlices / kScalingWarps;
+/// A thread's in a CTA that walks, after the warpgroups have shared out what they were launched with.
+inline constexpr int kStateRegisters = 160, kScaleRegisters = 48, kFinishRegisters = 64;
+/// setmaxnreg moves only what the launch gives: to every thread the same, a multiple of 8. What does not fit hangs.
+static_assert(kStateGroups * kStateRegisters + kScaleGroups * kScaleRegisters + kFinishRegisters <=
+              kThreads / kWarpgroup * (65536 / kThreads / 8 * 8));
 
 /// Byte offset of element (row, column) of a bf16 tile with rows of 64 elements, swizzled as wgmma wants it.
 constexpr int tile_offset(int row, int column) {
@@ -67,11 +50,11 @@ struct KeysQueries {
   unsigned char k[kHalfBytes], q[kHalfBytes];
 };
 
-/// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state.
+/// A chunk in shared memory, in two states: as loaded, and (same bytes) as prepared for the state. All before v is the
+/// package that a CTA that helps makes for one that walks.
 struct Stage {
   alignas(1024) KeysQueries half[2];  ///< raw, then times 2^G, of block 0 shifted
   unsigned char g[kTileBytes];        ///< raw g, then k * 2^(end - G + kShift)
-  unsigned char v[kTileBytes];        ///< then out
   unsigned char square[kHalfBytes];   ///< [32, 64]: columns 0...31 T transposed / kShiftFactor, 32...63 P; 16x16 blocks
                                       ///< of zeros stay
   float decay[kHeadDim];              ///< of the whole chunk
@@ -79,7 +62,9 @@ struct Stage {
   alignas(16) float beta[kChunk][2];
   /// What S q~ and what U P^T is to be multiplied by in out: scale / |q|, shifted back.
   alignas(16) float query_norm[kChunk][2];
+  alignas(1024) unsigned char v[kTileBytes];  ///< then out
 };
+inline constexpr int kPackageBytes = offsetof(Stage, v);
 
 /// What the triangular products of a chunk need besides its stage, one half of the channels: k and q of block 1 times
 /// 2^(G - end - kShift), and k of block 0 times 2^(-G - kShift). As 64 rows it is the left operand of the
@@ -87,7 +72,7 @@ struct Stage {
 struct OperandsHalf {
   alignas(1024) unsigned char first_down[kBlock * 128];
   unsigned char second_k[kBlock * 128];
-  float query_square_sum[8][kChunk];  ///< of every scaling warp; where V is not split, only in the first half
+  float query_square_sum[kScalingWarps][kChunk];  ///< of every scaling warp, only in the first half
   unsigned char unused[1024];
   unsigned char second_q[kBlock * 128];
 };
@@ -117,18 +102,42 @@ struct BlockBelow {
 inline constexpr int kStages = 5;
 inline constexpr int kOperands = 2;
 
-/// What a CTA works on: one sequence of one value head, all of V or half of it. Kept in shared memory, for registers
-/// are scarce.
+/// A chunk of a task may be given by the helping CTA of class chunk % kClasses: so many can help one task.
+inline constexpr int kClasses = 3;
+/// Packages in the workspace for each helping CTA: those it makes and those not yet taken.
+inline constexpr int kPackages = 24;
+/// A helping CTA takes chunks that are at least so far ahead of what the walking one has asked for: about what it does
+/// meanwhile.
+inline constexpr int kLead = 8;
+/// Threads of a helping CTA that give packages, in turn.
+inline constexpr int kGivingThreads = 3;
+/// Further ahead than this the board has no place.
+inline constexpr int kEntries = 32;
+
+/// Where the CTA that walks a task and those that help it meet, in the workspace; all zeros before the launch. Nobody
+/// waits for anybody: a chunk that is not given when it is asked for is prepared by who asks.
+struct Board {
+  uint64_t
+      given[kEntries];  ///< [chunk % kEntries]: chunk + 1 of a package that is complete, its number in the upper half
+  uint32_t asked;       ///< chunks that the walking CTA has asked for; packages of all but the last kStages are read
+  unsigned char unused[124];
+};
+
+/// The workspace: boards of all tasks, then packages.
+constexpr int64_t package_offset(int64_t tasks, int64_t package) {
+  return tasks * static_cast<int64_t>(sizeof(Board)) + package * kPackageBytes;
+}
+
+/// One sequence of one value head. Kept in shared memory, for registers are scarce.
 struct Task {
   Sequence sequence;
   Slots slots;
   int head;        ///< value head
   int query_head;  ///< of q and k
-  int row0;        ///< first row of the state, and first column of v and out, of this CTA
   int chunks;
+  GateConstants gate;
+  Board* board;  ///< or null: nobody helps
 
-  /// Rank of this CTA where V is split, else 0.
-  constexpr int rank() const { return row0 / kHalf; }
   /// Tokens of `chunk` that belong to the sequence, up to 32.
   constexpr int valid_tokens(int chunk) const {
     const int left = static_cast<int>(sequence.length) - chunk * kChunk;
@@ -136,22 +145,34 @@ struct Task {
   }
 };
 
+/// What a stage of a helping CTA is for. It lies where v is in one that walks.
+struct Order {
+  alignas(16) float bias[kHeadDim];  ///< dt_bias of the head
+  Task task;
+  int chunk;    ///< -1: there are no more
+  int package;  ///< number, where it goes
+};
+static_assert(sizeof(Order) <= kTileBytes);
+
+/// What a CTA is for: to walk a task by itself, to walk one with the help of others, or to help.
+enum class Role { kAlone, kHelped, kHelping };
+
 struct Shared {
   Stage stage[kStages];
   Operands operands[kOperands];
-  Task task;
-  // Of every finishing warpgroup: A of the blocks on the diagonal, and of the one below.
+  Task task;          ///< of a CTA that walks
+  int turn[kStages];  ///< helped: of the stage's chunk among those that the CTA prepares itself, or -1: it is given
+  // Of every finishing warpgroup, of which a CTA that helps has two: A of the blocks on the diagonal, and of the one
+  // below.
   Triangle lower[2][2];
   BlockBelow below[2];
-  GateConstants gate;
   alignas(8) uint64_t loaded[kStages];  ///< raw tiles have landed
-  uint64_t half_scaled[kStages];        ///< where V is split: what this CTA does for `scaled` of both is done
-  uint64_t scaled[kStages];             ///< Operands and the stage's q, k, g and decay are written
-  uint64_t consumed[kOperands];         ///< Operands are read
+  uint64_t scaled[kStages];      ///< Operands and the stage's q, k, g and decay are written, or the package is here
+  uint64_t consumed[kOperands];  ///< Operands are read
   uint64_t diagonal_inverted[kStages];  ///< the blocks of T on the diagonal and what follows from keys is written
   uint64_t inverted[kStages];           ///< all of T and the token scalars of keys are written
   uint64_t scored[kStages];             ///< P and the token scalars of queries are written
-  uint64_t written[kStages];            ///< out stands in the stage, of which the state needs nothing more
+  uint64_t written[kStages];            ///< the stage needs nothing more than out to be stored, or has become a package
 };
 static_assert(sizeof(Shared) <= 230400);  // 227 KiB, what a CTA of compute capability 9.0 may have, less alignment
 

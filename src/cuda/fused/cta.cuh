@@ -1,79 +1,84 @@
 // What a CTA of the fused kernel does. Apart from fused.cu so that tests can run it on emulated warps.
 #pragma once
 
-#include "cuda/common/cluster.cuh"
 #include "cuda/common/longest_first.cuh"
 #include "cuda/fused/finish.cuh"
+#include "cuda/fused/help.cuh"
 #include "cuda/fused/launch.h"
 #include "cuda/fused/move.cuh"
 #include "cuda/fused/scale.cuh"
 #include "cuda/fused/state.cuh"
+#include "cuda/fused/task.cuh"
 
 namespace flash_kda::cuda::fused {
 
-template <int kStateGroups>
-__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, Shared& shared) {
-  constexpr Roles kRoles{kStateGroups};
-  constexpr int kThreads = kRoles.threads(), kCtas = kRoles.ctas();
+/// CTA `block` of a grid: one walks each task, and behind them, if kHelped, are `helpers` that help.
+template <bool kHelped>
+__device__ __forceinline__ void run_cta(const Params& p, const InputMaps& maps, int helpers, int64_t block,
+                                        Shared& shared) {
   const int thread = static_cast<int>(threadIdx.x), warpgroup = thread / kWarpgroup;
+  const bool walks = !kHelped || block < p.N * p.HV;
 
   if (thread == 0) {
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(&shared.loaded[i], 2);
-      ptx::mbarrier_init(&shared.half_scaled[i], kRoles.scaling_warps());
-      ptx::mbarrier_init(&shared.scaled[i], kCtas == 2 ? 1 : kRoles.scaling_warps());
+      ptx::mbarrier_init(&shared.loaded[i], walks ? 2 : 1);
+      ptx::mbarrier_init(&shared.scaled[i], kScalingWarps + (kHelped && walks ? 1 : 0));
       ptx::mbarrier_init(&shared.diagonal_inverted[i], 2);
       ptx::mbarrier_init(&shared.inverted[i], 1);
       ptx::mbarrier_init(&shared.scored[i], 2);
-      ptx::mbarrier_init(&shared.written[i], kCtas * kStateGroups * kWarpgroup / 32);
+      ptx::mbarrier_init(&shared.written[i], walks ? kStateGroups * kWarpgroup / 32 : 1);
     }
-    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], kCtas * kWarpgroup / 32);
+    for (int i = 0; i < kOperands; ++i) ptx::mbarrier_init(&shared.consumed[i], kWarpgroup / 32);
     ptx::fence_mbarrier_init(ptx::sem_release, ptx::scope_cluster);
   }
   // The blocks of T and P above the diagonal are never written again.
   for (int i = thread; i < kStages * kHalfBytes / 16; i += kThreads)
     reinterpret_cast<uint4*>(shared.stage[i / (kHalfBytes / 16)].square)[i % (kHalfBytes / 16)] = {};
+  fence_to_async_proxy();
   cudaGridDependencySynchronize();  // so far nothing of global memory was touched
 
-  const int block = static_cast<int>(blockIdx.x) / kCtas;
-  Task task;
-  task.row0 = static_cast<int>(blockIdx.x) % kCtas * kHalf;
-  task.head = block % p.HV;
-  task.query_head = task.head / (p.HV / p.H);
-  const int64_t n = sequence_of_rank(p, block / p.HV);
-  task.sequence = sequence_of(p, n);
-  task.slots = slots_of(p, n);
-  task.chunks = static_cast<int>((task.sequence.length + kChunk - 1) / kChunk);
-  if (task.slots.padded) {
-    constexpr int kRows = kStateGroups * kHalf;
-    auto* const out = static_cast<__nv_bfloat16*>(p.out.data) +
-                      token_offset(p.out, task.sequence.batch, task.sequence.begin, task.head) + task.row0;
-    for (int64_t i = thread; i < task.sequence.length * kRows; i += kThreads)
-      out[i / kRows * p.out.stride_token + i % kRows] = __float2bfloat16_rn(0.0f);
+  if (walks) {
+    // With helpers all tasks run at once, in any order.
+    const int64_t n = kHelped ? block / p.HV : sequence_of_rank(p, block / p.HV);
+    const Task task = task_of(p, n, static_cast<int>(block % p.HV), kHelped);
+    if (task.slots.padded) {
+      auto* const out = static_cast<__nv_bfloat16*>(p.out.data) +
+                        token_offset(p.out, task.sequence.batch, task.sequence.begin, task.head);
+      for (int64_t i = thread; i < task.sequence.length * kHeadDim; i += kThreads)
+        out[i / kHeadDim * p.out.stride_token + i % kHeadDim] = __float2bfloat16_rn(0.0f);
+      return;
+    }
+    if (thread == 0) shared.task = task;
+  }
+  __syncthreads();
+
+  const int lane = thread_of_cta() % 32, warp = thread_of_cta() / 32 % 4;
+  constexpr Role kWalking = kHelped ? Role::kHelped : Role::kAlone;
+  if (walks) {
+    if (warpgroup < kStateGroups) {
+      take_registers<kStateRegisters>();
+      walk_sequence(p, shared.task, shared, warpgroup, warp, lane);
+    } else if (warpgroup < kStateGroups + kScaleGroups) {
+      give_registers<kScaleRegisters>();
+      scale_chunks<kWalking>(p, shared);
+    } else {
+      give_registers<kFinishRegisters>();
+      finish_chunks<kWalking>(p, maps, shared, 0, warp, lane);
+    }
     return;
   }
-  if (thread == 0) {
-    shared.task = task;
-    shared.gate = gate_constants(p, task.head);
+  if constexpr (kHelped) {
+    if (warpgroup == 0) {
+      if (warp == 0)
+        load_orders(p, maps, shared, static_cast<int>(block - p.N * p.HV), helpers, lane);
+      else if (lane == 0)
+        give_packages(p, shared, warp - 1);
+    } else if (warpgroup == 1 || warpgroup == kStateGroups + kScaleGroups) {
+      finish_chunks<Role::kHelping>(p, maps, shared, warpgroup == 1 ? 1 : 0, warp, lane);
+    } else {
+      scale_orders(p, shared);
+    }
   }
-  if constexpr (kCtas == 2)
-    sync_cluster();  // neither writes to the other before its barriers stand
-  else
-    __syncthreads();
-
-  const int lane = thread % 32, warp_of_group = thread / 32 % 4;
-  if (warpgroup < kStateGroups) {
-    take_registers<kRoles.state_registers()>();
-    walk_sequence<kStateGroups>(p, shared.task, shared, warpgroup, warp_of_group, lane);
-  } else if (warpgroup < kStateGroups + kRoles.scale_groups()) {
-    give_registers<kRoles.scale_registers()>();
-    scale_chunks<kStateGroups>(p, shared.task, shared);
-  } else {
-    give_registers<kRoles.finish_registers()>();
-    finish_chunks<kStateGroups>(p, maps, shared.task, shared, warpgroup - kStateGroups - kRoles.scale_groups(),
-                                warp_of_group, lane);
-  }
-  if constexpr (kCtas == 2) sync_cluster();  // neither leaves while the other may write to it
 }
 
 }  // namespace flash_kda::cuda::fused

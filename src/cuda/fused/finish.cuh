@@ -6,7 +6,6 @@
 
 #include <cstddef>
 
-#include "cuda/common/cluster.cuh"
 #include "cuda/common/gate.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/state_fragment.cuh"
@@ -15,6 +14,7 @@
 #include "cuda/fused/config.h"
 #include "cuda/fused/launch.h"
 #include "cuda/fused/move.cuh"
+#include "cuda/fused/task.cuh"
 
 namespace flash_kda::cuda::fused {
 
@@ -166,15 +166,12 @@ __device__ __forceinline__ void finish_keys(const Params& p, Stage& stage, Trian
 }
 
 /// scale / |q| of token lane % 16 of a block; either half of the warp sums half of the parts.
-template <int kStateGroups>
 __device__ __forceinline__ float query_factor(const Params& p, const Operands& operands, int block, int lane) {
-  constexpr int kParts = Roles{kStateGroups}.ctas() * Roles{kStateGroups}.scaling_warps() / 2;
+  constexpr int kParts = kScalingWarps / 2;
   float square = 0;
 #pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    const int part = lane / 16 * kParts + i;
-    square += operands.half[part / 8].query_square_sum[part % 8][block * kBlock + lane % 16];
-  }
+  for (int i = 0; i < kParts; ++i)
+    square += operands.half[0].query_square_sum[lane / 16 * kParts + i][block * kBlock + lane % 16];
   square += __shfl_xor_sync(0xffffffffu, square, 16);
   return p.scale * (p.l2norm ? rsqrt_approx(square + static_cast<float>(kNormEpsilon)) : 1.0f);
 }
@@ -198,91 +195,114 @@ __device__ __forceinline__ void store_scores(Stage& stage, const BlockProducts& 
   }
 }
 
-/// The chunks of finishing warpgroup `group`. warp: of the warpgroup.
-template <int kStateGroups>
-__device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& maps, const Task& task, Shared& shared,
-                                              int group, int warp, int lane) {
-  constexpr int kGroups = Roles{kStateGroups}.finish_groups();
+/// A finishing warp's part of the chunks of its CTA. In a CTA that helps, warpgroups 0 and 1 take turns; in one that
+/// walks there is one, which also moves data. warp: of the warpgroup.
+template <Role kRole>
+__device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& maps, Shared& shared, int group,
+                                              int warp, int lane) {
+  constexpr bool kHelping = kRole == Role::kHelping;
+  constexpr int kGroups = kHelping ? 2 : 1;
   // Out of a chunk is waited for when this many more have been finished: then the state, which follows the finishing
-  // closely, is past it. Two groups take turns, and who has finished a chunk can wait for the one before.
-  constexpr int kBehind = kGroups == 1 ? 2 : 1, kFirstMoved = kGroups - 1;
+  // closely, is past it.
+  constexpr int kBehind = 2;
   static_assert(kBehind < kStages);
-  // Where the warp is in what it reads or writes: beta of this lane's key, or out. A chunk's beta is loaded one ahead,
-  // and behind the sequence it is 0: nothing is written to the state.
-  int64_t position;
-  uint32_t bits = 0;
-  int left = 0;  // tokens of the sequence from this lane's key on
-  if (warp < 2) {
-    const int in_sequence = group * kChunk + warp % 2 * kBlock + lane % kBlock;
-    position = token_offset(p.beta, task.sequence.batch, task.sequence.begin + in_sequence, task.head);
-    left = static_cast<int>(task.sequence.length) - in_sequence;
-    if (left > 0) bits = beta_bits(p, position);
-  } else {
-    position = offset_of_out<kStateGroups>(p, task, warp % 2, lane) +
-               (group == 0 ? kFirstMoved : 0) * kChunk * p.out.stride_token;
-    if (group == 0) move_first_chunks<kStateGroups>(maps, task, shared, warp % 2, lane);
+  const int chunks = kHelping ? 0 : shared.task.chunks;
+  int64_t beta_position = 0;  // in a CTA that walks: of this lane's key of the first chunk
+  uint32_t bits = 0;          // of beta; behind the sequence it is 0: nothing is written to the state
+  bool valid = false;
+  const auto position_of_beta = [&](const Task& task) {
+    return token_offset(p.beta, task.sequence.batch, task.sequence.begin + warp % 2 * kBlock + lane % kBlock,
+                        task.head);
+  };
+  const auto load_beta = [&](const Task& task, int64_t of_first, int chunk) {
+    valid = chunk * kChunk + warp % 2 * kBlock + lane % kBlock < static_cast<int>(task.sequence.length);
+    if (valid) bits = beta_bits(p, of_first + chunk * kChunk * p.beta.stride_token);
+  };
+  Moving moving = {};
+  if constexpr (!kHelping) {
+    if (warp < 2) {
+      beta_position = position_of_beta(shared.task);
+      load_beta(shared.task, beta_position, 0);  // always a step ahead
+    } else {
+      move_first_chunks<kRole>(p, maps, shared, moving, warp % 2, lane);
+    }
   }
 #pragma unroll 1
-  for (int step = group; step < task.chunks + kBehind; step += kGroups) {
-    const int chunk = __shfl_sync(0xffffffffu, step, 0);  // in a uniform register, for the descriptors
+  for (int turn = group; kHelping || turn < chunks + kBehind; turn += kGroups) {
+    const int step = __shfl_sync(0xffffffffu, turn, 0);  // in a uniform register, for the descriptors
     // Nothing that follows from the thread is kept from chunk to chunk: registers are short.
     lane = thread_of_cta() % 32;
     const int own_warp = __shfl_sync(0xffffffffu, thread_of_cta() / 32, 0), block = own_warp % 2;
     const bool keys = own_warp / 2 % 2 == 0;
-    const bool finishes = chunk < task.chunks;
-    Stage& stage = shared.stage[chunk % kStages];
-    BlockBelow& A_10 = shared.below[group];
-    const auto stage_phase = static_cast<uint32_t>(chunk / kStages) & 1;
-    const auto move = [&] {
-      if (keys || chunk < kBehind) return;
-      move_chunk<kStateGroups>(p, maps, task, shared, position, chunk - kBehind, block, forget(lane) & 31);
-      position += kGroups * kChunk * p.out.stride_token;
-    };
+    const int place = step % kStages;
+    Stage& stage = shared.stage[place];
+    const auto parity = static_cast<uint32_t>(step / kStages) & 1;
+    const bool finishes = kHelping || step < chunks;
+    bool given = false;
     if (finishes) {
-      const Operands& operands = shared.operands[chunk % kOperands];
-      const float beta = left > 0 ? activate_beta(p, bits) : 0.0f;
-      wait_barrier(&shared.scaled[chunk % kStages], stage_phase);
-      const BlockProducts products = block_products(stage, operands);
-      const auto consume = [&] {
-        uint64_t* const consumed = &shared.consumed[chunk % kOperands];
-        if constexpr (Roles{kStateGroups}.ctas() == 2)
-          arrive_as_warp_in_both(consumed, 1 - task.rank(), lane);
-        else
-          arrive_as_warp(consumed, lane);
-      };
-      if (keys) {
-        consume();
-        position += kGroups * kChunk * p.beta.stride_token;
-        left -= kGroups * kChunk;
-        bits = left > 0 ? beta_bits(p, position) : 0;
-        if (chunk >= kGroups) {  // A_10 of the last chunk is read
-          const int last = chunk - kGroups;
-          wait_barrier(&shared.inverted[last % kStages], static_cast<uint32_t>(last / kStages) & 1);
+      int own_turn = step;
+      if constexpr (kRole == Role::kHelped) {
+        wait_barrier(&shared.loaded[place], parity);
+        own_turn = __shfl_sync(0xffffffffu, shared.turn[place], 0);
+        given = own_turn < 0;
+      }
+      if (given) {
+        if (keys) {
+          load_beta(shared.task, beta_position, step + 1);
+          arrive_as_warp(&shared.diagonal_inverted[place], lane);
+        } else if (block == 0) {
+          arrive_as_warp(&shared.scored[place], lane);
         }
-        finish_keys(p, stage, shared.lower[group][block], A_10, products, block, beta, lane);
-        arrive_as_warp(&shared.diagonal_inverted[chunk % kStages], lane);
       } else {
-        const float factor = query_factor<kStateGroups>(p, operands, block, lane);
-        consume();
-        if (lane < kBlock) {
-          float* const norm = stage.query_norm[block * kBlock + lane];
-          norm[0] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
-          norm[1] = factor * kShiftFactor;
+        float beta = !kHelping && valid ? activate_beta(p, bits) : 0.0f;
+        wait_barrier(&shared.scaled[place], parity);
+        if constexpr (kHelping) {
+          const Order& order = order_of(shared.stage[place]);
+          if (order.chunk < 0) return;
+          if (keys) load_beta(order.task, position_of_beta(order.task), order.chunk);
         }
-        store_scores(stage, products, block, lane);
-        fence_to_async_proxy();
-        arrive_as_warp(&shared.scored[chunk % kStages], lane);
+        const Operands& operands = shared.operands[own_turn % kOperands];
+        uint64_t* const consumed = &shared.consumed[own_turn % kOperands];
+        const BlockProducts products = block_products(stage, operands);
+        if (keys) {
+          arrive_as_warp(consumed, lane);
+          if constexpr (kHelping)
+            beta = valid ? activate_beta(p, bits) : 0.0f;
+          else if (step + 1 < chunks)
+            load_beta(shared.task, beta_position, step + 1);
+          if (step >= kGroups) {  // A_10 of the last one is read
+            const int last = step - kGroups;
+            wait_barrier(&shared.inverted[last % kStages], static_cast<uint32_t>(last / kStages) & 1);
+          }
+          finish_keys(p, stage, shared.lower[group][block], shared.below[group], products, block, beta, lane);
+          arrive_as_warp(&shared.diagonal_inverted[place], lane);
+        } else {
+          const float factor = query_factor(p, operands, block, lane);
+          arrive_as_warp(consumed, lane);
+          if (lane < kBlock) {
+            float* const norm = stage.query_norm[block * kBlock + lane];
+            norm[0] = factor * (block == 0 ? 1.0f / kShiftFactor : 1.0f);
+            norm[1] = factor * kShiftFactor;
+          }
+          store_scores(stage, products, block, lane);
+          fence_to_async_proxy();
+          arrive_as_warp(&shared.scored[place], lane);
+        }
       }
     }
-    if constexpr (kGroups == 1) move();  // while the keys' warps invert
+    if (!kHelping && !keys && step >= kBehind)  // while the keys' warps invert
+      move_chunk<kRole>(p, maps, shared, moving, step - kBehind, block, forget(lane) & 31);
     if (finishes && !keys && block == 0) {
-      wait_barrier(&shared.diagonal_inverted[chunk % kStages], stage_phase);
-      store_block_below(stage, A_10, lane);
-      fence_to_async_proxy();
-      arrive_as_warp(&shared.inverted[chunk % kStages], lane);
+      wait_barrier(&shared.diagonal_inverted[place], parity);
+      if (!given) {
+        store_block_below(stage, shared.below[group], lane);
+        fence_to_async_proxy();
+      }
+      arrive_as_warp(&shared.inverted[place], lane);
     }
-    if constexpr (kGroups == 2) move();
   }
+  if constexpr (kRole == Role::kHelped)  // all packages are read
+    if (warp == 3 && lane == 0) store_relaxed(&shared.task.board->asked, static_cast<uint32_t>(chunks + kStages));
 }
 
 }  // namespace flash_kda::cuda::fused

@@ -16,6 +16,7 @@ struct InputMaps {
 /// Enqueue the kernel on params.stream; the right device is current. Throws Error.
 void launch(const Params& params, const Plan& plan);
 
-void launch_forward(const Params& params, const Plan& plan, const InputMaps& maps);
+/// `helpers` CTAs besides those that walk the tasks.
+void launch_forward(const Params& params, int64_t tasks, int helpers, const InputMaps& maps);
 
 }  // namespace flash_kda::cuda::fused

@@ -8,7 +8,6 @@
 // in K_end and T are each other's inverse.
 #pragma once
 
-#include "cuda/common/cluster.cuh"
 #include "cuda/common/ptx.cuh"
 #include "cuda/common/state_fragment.cuh"
 #include "cuda/common/wgmma.cuh"
@@ -16,10 +15,9 @@
 
 namespace flash_kda::cuda::fused {
 
-template <int kStateGroups>
 __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task, Shared& shared, int group, int warp,
                                               int lane) {
-  const int row0 = task.row0 + group * kHalf, member = lane % 4;
+  const int row0 = group * kHalf, member = lane % 4;
   StateFragment fragment = {};
   if (task.slots.read >= 0) load_state(fragment, p.initial_state, task.slots.read, task.head, row0 + 16 * warp, lane);
   float S[2][32];  // columns (K) 0 ... 63 and 64 ... 127
@@ -131,10 +129,7 @@ __device__ __forceinline__ void walk_sequence(const Params& p, const Task& task,
     wgmma_wait<0>();
 #pragma unroll
     for (int i = 0; i < 8; ++i) to_left_operand(operand[i], &S[i / 4][i % 4 * 8]);
-    if constexpr (Roles{kStateGroups}.ctas() == 2)
-      arrive_as_warp_in_both(&shared.written[chunk % kStages], 1 - task.rank(), lane);
-    else
-      arrive_as_warp(&shared.written[chunk % kStages], lane);
+    arrive_as_warp(&shared.written[chunk % kStages], lane);
   }
 #pragma unroll
   for (int j = 0; j < 16; ++j)

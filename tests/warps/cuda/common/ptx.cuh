@@ -28,19 +28,14 @@ struct EmulatedIndex {
   } x;
 };
 inline EmulatedIndex threadIdx;
-struct EmulatedBlock {
-  struct X {
-    operator unsigned() const { return first + static_cast<unsigned>(flash_kda::test::cta_rank()); }
-    unsigned first;  ///< of the cluster's first CTA
-  } x;
-};
-inline EmulatedBlock blockIdx;
 inline dim3 blockDim;
 
 inline float __uint_as_float(uint32_t x) { return std::bit_cast<float>(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline void __syncwarp() { flash_kda::test::sync_warp(); }
 inline void __syncthreads() { flash_kda::test::sync_cta(); }
+inline void __nanosleep(unsigned) { flash_kda::test::yield(); }
+inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
 inline void emulated_grid_dependency_synchronize() {}
 #define cudaGridDependencySynchronize emulated_grid_dependency_synchronize
 
@@ -73,6 +68,13 @@ inline float __shfl_sync(unsigned, float x, int lane) {
 inline int __shfl_sync(unsigned all, int x, int lane) {
   return std::bit_cast<int>(__shfl_sync(all, std::bit_cast<float>(x), lane));
 }
+inline unsigned __ballot_sync(unsigned, bool holds) {
+  unsigned lanes = 0;
+  flash_kda::cuda::share_words({holds}, [&] {
+    for (int lane = 0; lane < 32; ++lane) lanes |= flash_kda::test::words_of_lane(lane)[0] << lane;
+  });
+  return lanes;
+}
 inline float __shfl_xor_sync(unsigned all, float x, int mask) {
   return __shfl_sync(all, x, flash_kda::cuda::emulated_lane() ^ mask);
 }
@@ -95,9 +97,8 @@ inline float low_bf16(uint32_t packed) { return __uint_as_float(packed << 16); }
 inline float high_bf16(uint32_t packed) { return __uint_as_float(packed & 0xffff0000u); }
 inline float float_of_bf16(uint16_t x) { return low_bf16(x); }
 
-// ---- shared memory ---- that of the cluster's CTAs, one behind the other; addresses count from its start
+// ---- shared memory ---- that of all CTAs, one behind the other; addresses count from its start
 inline unsigned char* shared_memory = nullptr;
-inline uint32_t shared_memory_of_cta = 0;
 
 inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(static_cast<const unsigned char*>(pointer) - shared_memory);
@@ -207,6 +208,11 @@ inline void mbarrier_arrive(Word, Word, Word, uint64_t* barrier) {
   --barriers.at(barrier).pending;
   barriers.at(barrier).settle();
 }
+template <int>
+struct n32_t {};
+inline void cp_async_bulk_commit_group() {}
+inline void cp_async_bulk_wait_group(n32_t<0>) {}
+inline void cp_async_bulk_wait_group_read(n32_t<0>) {}
 inline void mbarrier_arrive_expect_tx(Word, Word, Word, uint64_t* barrier, uint32_t bytes) {
   barriers.at(barrier).bytes += bytes;
   mbarrier_arrive(sem_release, scope_cta, space_shared, barrier);
@@ -255,6 +261,21 @@ inline void arrive_as_warp(uint64_t* barrier, int lane) {
   test::sync_warp();
   if (lane == 0) ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, barrier);
 }
+inline int64_t bulk_loads = 0;  ///< so far
+inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  ++bulk_loads;
+  std::memcpy(shared, global, bytes);
+  barriers.at(barrier).bytes -= bytes;
+  barriers.at(barrier).settle();
+}
+inline void bulk_store(void* global, const void* shared, uint32_t bytes) { std::memcpy(global, shared, bytes); }
 inline void fence_to_async_proxy() {}
+inline void fence_global_to_async_proxy() {}
+
+// ---- words of global memory ----
+inline void store_release(uint64_t* word, uint64_t x) { *word = x; }
+inline uint64_t load_relaxed(const uint64_t* word) { return *word; }
+inline void store_relaxed(uint32_t* word, uint32_t x) { *word = x; }
+inline uint32_t load_relaxed(const uint32_t* word) { return *word; }
 
 }  // namespace flash_kda::cuda
