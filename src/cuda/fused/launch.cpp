@@ -12,7 +12,7 @@ namespace {
 int helpers_of(const Params& p, const Plan& plan) {
   if (p.workspace == nullptr) return 0;
   const int64_t place = static_cast<int64_t>(p.workspace_size) - package_offset(plan.tasks, 0);
-  return static_cast<int>(std::clamp<int64_t>(place / (kPackages * kPackageBytes), 0, plan.helpers));
+  return static_cast<int>(std::clamp<int64_t>(place / (int64_t{kPackages} * kPackageBytes), 0, plan.helpers));
 }
 
 }  // namespace
