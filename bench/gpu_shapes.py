@@ -34,7 +34,7 @@ import flash_kda
 SHAPES = 200
 MOST_SEQUENCES, MOST_HEADS, MOST_TOKENS = 64, 128, 20_000
 MOST_TOKEN_HEADS = 132 * 16384
-CALL_SHAPES = [(96, "ragged8192"), (12, "fixed8192")]  # V in one CTA, and split over two
+CALL_SHAPES = [(96, "ragged8192"), (12, "fixed8192")]  # without helping CTAs, and with them
 
 Call = Callable[[], Any]
 

@@ -117,9 +117,9 @@ inline constexpr int kEntries = 32;
 /// Where the CTA that walks a task and those that help it meet, in the workspace; all zeros before the launch. Nobody
 /// waits for anybody: a chunk that is not given when it is asked for is prepared by who asks.
 struct Board {
-  uint64_t
-      given[kEntries];  ///< [chunk % kEntries]: chunk + 1 of a package that is complete, its number in the upper half
-  uint32_t asked;       ///< chunks that the walking CTA has asked for; packages of all but the last kStages are read
+  /// [chunk % kEntries]: chunk + 1 of a package that is complete, its number in the upper half.
+  uint64_t given[kEntries];
+  uint32_t asked;  ///< chunks that the walking CTA has asked for; packages of all but the last kStages are read
   unsigned char unused[124];
 };
 

@@ -265,14 +265,18 @@ __device__ __forceinline__ void finish_chunks(const Params& p, const InputMaps& 
         uint64_t* const consumed = &shared.consumed[own_turn % kOperands];
         const BlockProducts products = block_products(stage, operands);
         if (keys) {
+          const auto wait_for_below = [&] {  // A_10 of the last one is read
+            if (const int last = step - kGroups; last >= 0)
+              wait_barrier(&shared.inverted[last % kStages], static_cast<uint32_t>(last / kStages) & 1);
+          };
+          // Before Operands are free: else the other warpgroup could finish the next chunk in the last one's stage.
+          if constexpr (kHelping) wait_for_below();
           arrive_as_warp(consumed, lane);
-          if constexpr (kHelping)
+          if constexpr (kHelping) {
             beta = valid ? activate_beta(p, bits) : 0.0f;
-          else if (step + 1 < chunks)
-            load_beta(shared.task, beta_position, step + 1);
-          if (step >= kGroups) {  // A_10 of the last one is read
-            const int last = step - kGroups;
-            wait_barrier(&shared.inverted[last % kStages], static_cast<uint32_t>(last / kStages) & 1);
+          } else {
+            if (step + 1 < chunks) load_beta(shared.task, beta_position, step + 1);
+            wait_for_below();
           }
           finish_keys(p, stage, shared.lower[group][block], shared.below[group], products, block, beta, lane);
           arrive_as_warp(&shared.diagonal_inverted[place], lane);

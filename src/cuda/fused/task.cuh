@@ -25,6 +25,7 @@ __device__ __forceinline__ Task task_of(const Params& p, int64_t n, int head, bo
   return task;
 }
 
+/// In a CTA that helps, what `stage` is for.
 __device__ __forceinline__ Order& order_of(Stage& stage) { return *reinterpret_cast<Order*>(stage.v); }
 
 }  // namespace flash_kda::cuda::fused
