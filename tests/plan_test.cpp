@@ -5,6 +5,8 @@
 
 #include <functional>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "api/error.h"
@@ -123,14 +125,21 @@ TEST(CudaPlan, IdleMultiprocessorsHelpWithLongSequences) {
     EXPECT_EQ(plan.workspace_bytes > 0, expected > 0) << c;
     EXPECT_FALSE(plan.needs_workspace) << c;
   };
-  c.T = 512;
+  c.T = 4096;
   for (const auto& [H, expected] : {std::pair{1, 3}, {4, 12}, {5, 11}, {12, 4}, {16, 0}}) {
     c.H = H;
     expect_helpers(expected);
   }
+  // The fewer helpers a task has, the longer sequences are to be: 12 + 10 * tasks / helpers chunks.
+  for (const auto& [H, chunks, expected] : {std::tuple{1, 15, 3}, {5, 16, 11}, {8, 22, 8}, {12, 42, 4}, {15, 162, 1}}) {
+    c.H = H;
+    c.T = chunks * 32;
+    expect_helpers(expected);
+    c.T -= 1;
+    expect_helpers(0);
+  }
   c.H = 1;
-  c.T = 511;
-  expect_helpers(0);
+  c.T = 1030;
   c.lengths = {1000, 0, 30};  // 343 on average
   expect_helpers(0);
 }

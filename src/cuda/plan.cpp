@@ -96,12 +96,22 @@ int value_split_of(const Params& p, const Machine& machine) {
 }
 
 /// CTAs of the fused kernel that prepare chunks for those that walk a task: as many as there are multiprocessors left
-/// for. Over fewer chunks than kLeast they gain less than it costs to set them up.
+/// for, where sequences are so long that they pay. Setting them up costs every task about as much as they gain over 12
+/// chunks when there are plenty of them, and over more the fewer they are. Measured on an H200, fp32 state, one
+/// sequence; ms without helpers / with them:
+///
+///   H (tasks)  helpers     T 512        T 768        T 1024       T 2048       T 4096
+///   12         36       .046 / .044  .062 / .052  .078 / .061               .270 / .168
+///   32         96       .046 / .045  .062 / .054  .078 / .064               .270 / .173
+///   64         68       .048 / .050  .064 / .058  .080 / .070  .144 / .117  .271 / .208
+///   96         36       .051 / .053  .067 / .067  .083 / .082  .147 / .137  .273 / .245
+///   120        12       .052 / .057               .085 / .088  .149 / .153  .277 / .278
 int helpers_of(const Params& p, int64_t tasks, const Machine& machine) {
-  constexpr int64_t kLeast = 16;
-  const int64_t mean_tokens = p.cu_seqlens == nullptr ? p.T : p.T / std::max<int64_t>(p.N, 1);
-  if (mean_tokens < kLeast * fused::kChunk || tasks >= machine.multiprocessors) return 0;
-  return static_cast<int>(std::min(machine.multiprocessors - tasks, tasks * fused::kClasses));
+  const int64_t helpers = std::min(machine.multiprocessors - tasks, tasks * fused::kClasses);
+  if (helpers <= 0) return 0;
+  const int64_t mean_tokens = p.cu_seqlens == nullptr ? p.T : p.T / p.N;
+  const int64_t least_chunks = 12 + 10 * tasks / helpers;
+  return mean_tokens >= least_chunks * fused::kChunk ? static_cast<int>(helpers) : 0;
 }
 
 }  // namespace
