@@ -1,5 +1,5 @@
 // Device time of the fused path, and of each stage of the two-kernel path and every value split, over the cases of
-// docs/performance.md; the numbers behind the choices in src/cuda/plan.cpp.   cuda_stages [heads ...]
+// docs/log-performance.md; the numbers behind the choices in src/cuda/plan.cpp.   cuda_stages [heads ...]
 #include <cuda_bf16.h>
 
 #include <algorithm>
