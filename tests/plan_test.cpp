@@ -133,7 +133,7 @@ TEST(CudaPlan, IdleMultiprocessorsHelpWithLongSequences) {
   // The fewer helpers a task has, the longer sequences are to be: 12 + 10 * tasks / helpers chunks.
   for (const auto& [H, chunks, expected] : {std::tuple{1, 15, 3}, {5, 16, 11}, {8, 22, 8}, {12, 42, 4}, {15, 162, 1}}) {
     c.H = H;
-    c.T = chunks * 32;
+    c.T = int64_t{chunks} * 32;
     expect_helpers(expected);
     c.T -= 1;
     expect_helpers(0);
