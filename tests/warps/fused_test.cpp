@@ -58,8 +58,12 @@ Machine hopper() {
   return machine;
 }
 
-/// Runs the kernel on `problem`. With helpers, all CTAs of the grid side by side; returns how many packages were taken.
-int64_t run_kernel(const Problem& problem, int helpers) {
+/// When the CTAs that help run: beside those that walk, or to their end before one of these starts, as on a device that
+/// others use too.
+enum class Helping { kBeside, kBefore };
+
+/// Runs the kernel on `problem`; returns how many packages were taken.
+int64_t run_kernel(const Problem& problem, int helpers, Helping helping = Helping::kBeside) {
   using cuda::fused::Shared;
   Params p = validate(problem.forward_args(), Purpose::kRun);
   const Plan plan = cuda::make_plan(p, hopper());
@@ -71,25 +75,30 @@ int64_t run_kernel(const Problem& problem, int helpers) {
       static_cast<size_t>(cuda::fused::package_offset(plan.tasks, int64_t{helpers} * cuda::fused::kPackages)), 0xff);
   std::fill_n(workspace.begin(), boards, static_cast<unsigned char>(0));
   p.workspace = workspace.data();
-  const int at_once = helpers > 0 ? static_cast<int>(plan.tasks) + helpers : 1;
   constexpr size_t kBytes = (sizeof(Shared) + 1023) / 1024 * 1024;
-  const size_t all_bytes = static_cast<size_t>(at_once) * kBytes;
-  const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, all_bytes), &std::free);
-  cuda::shared_memory = static_cast<unsigned char*>(memory.get());
-  cuda::bulk_loads = 0;
+  cuda::bulk_loads.clear();
   blockDim.x = cuda::fused::kThreads;
-  for (int64_t block = 0; block < plan.tasks + helpers; block += at_once) {
+  const auto run_blocks = [&](int64_t first, int64_t count) {  // side by side
+    const size_t all_bytes = static_cast<size_t>(count) * kBytes;
+    const std::unique_ptr<void, decltype(&std::free)> memory(std::aligned_alloc(1024, all_bytes), &std::free);
     std::memset(memory.get(), 0xff, all_bytes);
+    cuda::shared_memory = static_cast<unsigned char*>(memory.get());
     cuda::barriers.clear();
     const auto body = [&] {
       auto* const own = cuda::shared_memory + static_cast<size_t>(cta_index()) * kBytes;
       auto* const run = helpers > 0 ? cuda::fused::run_cta<true> : cuda::fused::run_cta<false>;
-      run(p, maps, helpers, block + cta_index(), *reinterpret_cast<Shared*>(own));
+      run(p, maps, helpers, first + cta_index(), *reinterpret_cast<Shared*>(own));
     };
-    EXPECT_TRUE(run_ctas(at_once, cuda::fused::kThreads, body))
-        << "every warp that is left waits, block " << block << ", helpers " << helpers;
+    EXPECT_TRUE(run_ctas(static_cast<int>(count), cuda::fused::kThreads, body))
+        << "every warp that is left waits, block " << first << ", helpers " << helpers;
+  };
+  if (helpers > 0 && helping == Helping::kBeside) {
+    run_blocks(0, plan.tasks + helpers);
+  } else {
+    if (helpers > 0) run_blocks(plan.tasks, helpers);
+    for (int64_t block = 0; block < plan.tasks; ++block) run_blocks(block, 1);
   }
-  return cuda::bulk_loads;
+  return cuda::bulk_loads[cuda::fused::kPackageBytes];
 }
 
 using Change = std::function<void(const Problem&)>;
@@ -124,7 +133,7 @@ TEST(FusedOnEmulatedWarps, HelpChangesNoBit) {
   const Case cases[] = {
       fused({.T = 810, .H = 1}),
       fused({.T = 610, .H = 1, .HV = 2, .family = Family::kF6, .gate_parameters = false}),
-      fused({.H = 1, .lengths = {400, 0, 37, 600}, .initial = StateRows::kPool, .final = StateRows::kPool}),
+      fused({.H = 1, .lengths = {0, 400, 37, 600}, .initial = StateRows::kPool, .final = StateRows::kPool}),
   };
   for (const Case& c : cases) {
     const Problem alone = solve(c);
@@ -135,6 +144,14 @@ TEST(FusedOnEmulatedWarps, HelpChangesNoBit) {
       EXPECT_EQ(bitwise_faults(helped, alone), "") << name_of(c) << ", helpers " << helpers;
     }
   }
+}
+
+/// They wait in vain for a word of those that walk, end, and what they have made until then is taken later.
+TEST(FusedOnEmulatedWarps, HelpersEndBeforeTheOthersStart) {
+  const Case c = fused({.H = 1, .lengths = {1300, 0, 610}});
+  const Problem alone = solve(c), helped = changed(c, FLASH_KDA_BACKEND_CPU, {});
+  EXPECT_GT(run_kernel(helped, 2, Helping::kBefore), 0) << "nothing was taken";
+  EXPECT_EQ(bitwise_faults(helped, alone), "");
 }
 
 TEST(FusedOnEmulatedWarps, C08_ALogAtItsLimits) {

@@ -24,8 +24,8 @@ __device__ __forceinline__ void load_orders(const Params& p, const InputMaps& ma
     task = task_of(p, index / kClasses / p.HV, static_cast<int>(index / kClasses % p.HV), true);
   const int chunks = task.slots.padded ? 0 : task.chunks;
 
-  int next = kind;                       // the chunk that this lane orders next
-  int owner = 0, last_chunk = -kStages;  // of package `lane`: the lane and chunk that it was for
+  int next = kind;                           // the chunk that this lane orders next
+  int owner = 0, last_chunk = -kStages - 1;  // of package `lane`: the lane and chunk that it was for; vacant at first
   int step = 0, last_lane = 0;
   const auto wait_for_place = [&] {
     if (step >= kStages) wait_barrier(&shared.written[step % kStages], static_cast<uint32_t>(step / kStages - 1) & 1);

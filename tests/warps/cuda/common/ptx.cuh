@@ -261,9 +261,9 @@ inline void arrive_as_warp(uint64_t* barrier, int lane) {
   test::sync_warp();
   if (lane == 0) ptx::mbarrier_arrive(ptx::sem_release, ptx::scope_cta, ptx::space_shared, barrier);
 }
-inline int64_t bulk_loads = 0;  ///< so far
+inline std::map<uint32_t, int64_t> bulk_loads;  ///< how many so far, by their bytes
 inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
-  ++bulk_loads;
+  ++bulk_loads[bytes];
   std::memcpy(shared, global, bytes);
   barriers.at(barrier).bytes -= bytes;
   barriers.at(barrier).settle();
