@@ -34,7 +34,8 @@ import flash_kda
 SHAPES = 200
 MOST_SEQUENCES, MOST_HEADS, MOST_TOKENS = 64, 128, 20_000
 MOST_TOKEN_HEADS = 132 * 16384
-CALL_SHAPES = [(96, "ragged8192"), (12, "fixed8192")]  # without helping CTAs, and with them
+CALL_SHAPES = [(96, "ragged8192"), (96, "fixed8192"), (12, "fixed8192")]  # without helping CTAs, with few, and with many
+CAPTURED = ["plain", "slow gates", "mixed gates"]  # what is timed inside a CUDA graph too
 
 Call = Callable[[], Any]
 
@@ -141,10 +142,11 @@ def time_calls(paths: list[str]) -> Iterator[dict[str, Any]]:
         arguments = variations(heads, LENGTHS[lengths_name])
         plain = arguments["plain"]
         calls = {(name, path): forward(x, path) for name, x in arguments.items() for path in paths}
-        calls |= {("in a CUDA graph", path): captured(forward(plain, path)) for path in paths}
+        in_graph = {f"{name}, in a CUDA graph": arguments[name] for name in CAPTURED}
+        calls |= {(name, path): captured(forward(x, path)) for name, x in in_graph.items() for path in paths}
         calls["floor", ""] = copy_call(moved_bytes(plain, plain["initial_state"]))
         times = times_ms(calls, rounds=31)
-        for variation in [*arguments, "in a CUDA graph"]:
+        for variation in [*arguments, *in_graph]:
             of_paths = {path: times[variation, path] for path in paths}
             yield from rows_of(f"calls/H{heads}/{lengths_name}/{variation}", of_paths, paths, times["floor", ""])
 
