@@ -62,8 +62,8 @@ Machine hopper() {
 /// others use too.
 enum class Helping { kBeside, kBefore };
 
-/// Runs the kernel on `problem`; returns how many packages were taken.
-int64_t run_kernel(const Problem& problem, int helpers, Helping helping = Helping::kBeside) {
+/// Runs the kernel on `problem`; returns how many packages were taken. seed: of run_ctas().
+int64_t run_kernel(const Problem& problem, int helpers, Helping helping = Helping::kBeside, uint64_t seed = 0) {
   using cuda::fused::Shared;
   Params p = validate(problem.forward_args(), Purpose::kRun);
   const Plan plan = cuda::make_plan(p, hopper());
@@ -89,7 +89,7 @@ int64_t run_kernel(const Problem& problem, int helpers, Helping helping = Helpin
       auto* const run = helpers > 0 ? cuda::fused::run_cta<true> : cuda::fused::run_cta<false>;
       run(p, maps, helpers, first + cta_index(), *reinterpret_cast<Shared*>(own));
     };
-    EXPECT_TRUE(run_ctas(static_cast<int>(count), cuda::fused::kThreads, body))
+    EXPECT_TRUE(run_ctas(static_cast<int>(count), cuda::fused::kThreads, seed, body))
         << "every warp that is left waits, block " << first << ", helpers " << helpers;
   };
   if (helpers > 0 && helping == Helping::kBeside) {
@@ -152,6 +152,19 @@ TEST(FusedOnEmulatedWarps, HelpersEndBeforeTheOthersStart) {
   const Problem alone = solve(c), helped = changed(c, FLASH_KDA_BACKEND_CPU, {});
   EXPECT_GT(run_kernel(helped, 2, Helping::kBefore), 0) << "nothing was taken";
   EXPECT_EQ(bitwise_faults(helped, alone), "");
+}
+
+/// Whatever the order of the warps, and however late copies and products are.
+TEST(FusedOnEmulatedWarps, OrderChangesNoBit) {
+  const Case c = fused({.H = 1, .lengths = {0, 1500, 70}, .final_dtype = FLASH_KDA_BF16});
+  const Problem in_turn = solve(c);
+  for (int helpers : {0, 1, 3})
+    for (uint64_t seed : {1, 2, 3}) {
+      const Problem problem = changed(c, FLASH_KDA_BACKEND_CPU, {});
+      const int64_t taken = run_kernel(problem, helpers, Helping::kBeside, seed);
+      EXPECT_EQ(taken > 0, helpers > 0) << taken;
+      EXPECT_EQ(bitwise_faults(problem, in_turn), "") << "helpers " << helpers << ", seed " << seed;
+    }
 }
 
 TEST(FusedOnEmulatedWarps, C08_ALogAtItsLimits) {

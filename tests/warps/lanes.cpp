@@ -2,8 +2,11 @@
 
 #include <ucontext.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
+#include <numeric>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -33,6 +36,8 @@ struct Ctas {
   std::vector<Meeting> ctas;
   std::vector<std::array<uint32_t, 16>> words;
   size_t running = 0;
+  bool late = false;
+  std::vector<std::function<void()>> asked_for;  ///< asynchronous operations that are not done yet
 };
 
 Ctas* ctas = nullptr;
@@ -54,11 +59,12 @@ void meet(Meeting& meeting, int threads) {
 
 }  // namespace
 
-bool run_ctas(int count, int threads, const std::function<void()>& body) {
+bool run_ctas(int count, int threads, uint64_t seed, const std::function<void()>& body) {
   Ctas current;
   ctas = &current;
   current.body = &body;
   current.threads = static_cast<size_t>(threads);
+  current.late = seed != 0;
   current.ctas.resize(static_cast<size_t>(count));
   const size_t all_threads = current.ctas.size() * current.threads;
   current.fibers.resize(all_threads);
@@ -70,23 +76,60 @@ bool run_ctas(int count, int threads, const std::function<void()>& body) {
     fiber.context.uc_stack.ss_size = kStackBytes;
     makecontext(&fiber.context, run_fiber, 0);
   }
-  for (bool progress = true; progress;) {
-    progress = false;
-    for (current.running = 0; current.running < current.fibers.size(); ++current.running) {
+
+  bool progress = true;
+  const auto run_warp = [&](size_t warp) {
+    for (current.running = 32 * warp; current.running < 32 * (warp + 1); ++current.running) {
       Fiber& fiber = current.fibers[current.running];
       if (fiber.done || (fiber.condition != nullptr && !(*fiber.condition)())) continue;
       progress = true;
       swapcontext(&current.scheduler, &fiber.context);
     }
+  };
+  const auto do_first_asked_for = [&] {
+    progress = true;
+    const std::function<void()> operation = std::move(current.asked_for.front());
+    current.asked_for.erase(current.asked_for.begin());
+    operation();
+  };
+  std::vector<size_t> order(current.warps.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  if (seed == 0) {
+    while (std::exchange(progress, false))
+      for (size_t warp : order) run_warp(warp);
+  } else {
+    std::mt19937_64 random(seed);
+    std::vector<uint64_t> turns(order.size());  // of a warp, of 16 passes
+    for (int pass = 0; std::exchange(progress, false); ++pass) {
+      if (pass % 64 == 0)
+        for (uint64_t& n : turns) n = uint64_t{1} << random() % 5;
+      std::shuffle(order.begin(), order.end(), random);
+      for (size_t warp : order)
+        if (random() % 16 < turns[warp]) run_warp(warp);
+      if (!current.asked_for.empty() && random() % 4 == 0) {
+        std::swap(current.asked_for.front(), current.asked_for[random() % current.asked_for.size()]);
+        do_first_asked_for();
+      }
+      if (progress) continue;  // else see whether those whose turn it was not can go on
+      for (size_t warp : order) run_warp(warp);
+      if (!progress && !current.asked_for.empty()) do_first_asked_for();
+    }
   }
   ctas = nullptr;
-  for (const Fiber& fiber : current.fibers)
-    if (!fiber.done) return false;
-  return true;
+  return std::all_of(current.fibers.begin(), current.fibers.end(), [](const Fiber& fiber) { return fiber.done; });
+}
+
+bool is_late() { return ctas->late; }
+void do_asynchronously(std::function<void()> operation) {
+  if (ctas->late)
+    ctas->asked_for.push_back(std::move(operation));
+  else
+    operation();
 }
 
 int thread_index() { return static_cast<int>(ctas->running % ctas->threads); }
 int cta_index() { return static_cast<int>(ctas->running / ctas->threads); }
+size_t fiber_index() { return ctas->running; }
 
 void wait_until(const std::function<bool()>& condition) {
   if (condition()) return;

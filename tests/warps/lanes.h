@@ -1,19 +1,27 @@
 // The threads of CTAs that run side by side as fibers of one host thread: device code runs on them as it stands, over
-// the emulated instructions in cuda/common/. A fiber runs until it waits; the order is always the same.
+// the emulated instructions in cuda/common/. A fiber runs until it waits.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
 namespace flash_kda::test {
 
 /// Runs `body` as `count` times `threads` fibers (`threads` a multiple of 32). False when those that are left all wait:
-/// then they are abandoned.
-bool run_ctas(int count, int threads, const std::function<void()>& body);
+/// then they are abandoned. seed 0: warps take turns, and what is asynchronous is done when it is asked for. Otherwise
+/// warps come in a random order, each at a speed that changes, and what is asynchronous is done as late as may be.
+bool run_ctas(int count, int threads, uint64_t seed, const std::function<void()>& body);
 
-/// Index of the running fiber in its CTA, and the CTA's.
+/// Whether what is asynchronous is done late.
+bool is_late();
+/// A copy: done now, or between other fibers' steps some time later.
+void do_asynchronously(std::function<void()> operation);
+
+/// Index of the running fiber in its CTA, the CTA's, and that among the fibers of all CTAs.
 int thread_index();
 int cta_index();
+size_t fiber_index();
 
 /// Let others run until `condition` holds, or once.
 void wait_until(const std::function<bool()>& condition);

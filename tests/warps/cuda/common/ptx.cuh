@@ -1,6 +1,6 @@
 // The instructions of src/cuda/common/ptx.cuh in plain C++, on the fibers of lanes.h: what a warp does together reads
 // the words that all its lanes have put up. Found before that file by tests that run device code on the CPU. Copies
-// and products are complete when they are asked for, so that missing waits and fences go unnoticed here.
+// are done when they are asked for, or late (lanes.h). Missing fences go unnoticed here.
 #pragma once
 
 #include <cuda.h>
@@ -211,8 +211,11 @@ inline void mbarrier_arrive(Word, Word, Word, uint64_t* barrier) {
 template <int>
 struct n32_t {};
 inline void cp_async_bulk_commit_group() {}
-inline void cp_async_bulk_wait_group(n32_t<0>) {}
-inline void cp_async_bulk_wait_group_read(n32_t<0>) {}
+inline std::map<size_t, int> stores_in_flight;  ///< of a fiber
+inline void cp_async_bulk_wait_group_read(n32_t<0>) {
+  test::wait_until([&in_flight = stores_in_flight[test::fiber_index()]] { return in_flight == 0; });
+}
+inline void cp_async_bulk_wait_group(n32_t<0>) { cp_async_bulk_wait_group_read(n32_t<0>{}); }
 inline void mbarrier_arrive_expect_tx(Word, Word, Word, uint64_t* barrier, uint32_t bytes) {
   barriers.at(barrier).bytes += bytes;
   mbarrier_arrive(sem_release, scope_cta, space_shared, barrier);
@@ -242,14 +245,17 @@ inline void cp_async_bulk_tensor(Word, Word, unsigned char* shared, const CUtens
   const TokenTensor& x = *source.tensor;
   const auto* const data =
       static_cast<const uint16_t*>(x.data) + corner[3] * x.stride_batch + corner[1] * x.stride_head;
-  for (int t = 0; t < kTokens; ++t)
-    for (int c = 0; c < kChannels; ++c) {
-      const int64_t token = corner[2] + t;
-      const uint16_t value = token < source.tokens ? data[token * x.stride_token + corner[0] + c] : uint16_t{0};
-      std::memcpy(shared + t * 128 + (c / 8 ^ t % 8) * 16 + c % 8 * 2, &value, sizeof(value));
-    }
-  barriers.at(barrier).bytes -= kTokens * kChannels * 2;
-  barriers.at(barrier).settle();
+  test::do_asynchronously(
+      [=, first_token = corner[2], first_channel = corner[0], tokens = source.tokens, stride = x.stride_token] {
+        for (int t = 0; t < kTokens; ++t)
+          for (int c = 0; c < kChannels; ++c) {
+            const int64_t token = first_token + t;
+            const uint16_t value = token < tokens ? data[token * stride + first_channel + c] : uint16_t{0};
+            std::memcpy(shared + t * 128 + (c / 8 ^ t % 8) * 16 + c % 8 * 2, &value, sizeof(value));
+          }
+        barriers.at(barrier).bytes -= kTokens * kChannels * 2;
+        barriers.at(barrier).settle();
+      });
 }
 
 }  // namespace ptx
@@ -264,11 +270,20 @@ inline void arrive_as_warp(uint64_t* barrier, int lane) {
 inline std::map<uint32_t, int64_t> bulk_loads;  ///< how many so far, by their bytes
 inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   ++bulk_loads[bytes];
-  std::memcpy(shared, global, bytes);
-  barriers.at(barrier).bytes -= bytes;
-  barriers.at(barrier).settle();
+  test::do_asynchronously([=] {
+    std::memcpy(shared, global, bytes);
+    barriers.at(barrier).bytes -= bytes;
+    barriers.at(barrier).settle();
+  });
 }
-inline void bulk_store(void* global, const void* shared, uint32_t bytes) { std::memcpy(global, shared, bytes); }
+inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
+  int& in_flight = ptx::stores_in_flight[test::fiber_index()];
+  ++in_flight;
+  test::do_asynchronously([=, &in_flight] {
+    std::memcpy(global, shared, bytes);
+    --in_flight;
+  });
+}
 inline void fence_to_async_proxy() {}
 inline void fence_global_to_async_proxy() {}
 
