@@ -90,10 +90,8 @@ def time_shapes(paths: list[str]) -> Iterator[dict[str, Any]]:
     final = torch.empty_like(initial)
     for index, (heads, lengths) in enumerate(random_shapes()):
         tokens, states = sum(lengths), (len(lengths), heads, D, D)
-        # At least one row, behind the end of cu_seqlens, so that a shape without tokens has memory to point to.
-        rows = max(tokens, 1)
-        x = {name: t[: rows * heads * D].view(1, rows, heads, D) for name, t in wide.items()}
-        x |= {"beta": logits[: rows * heads].view(1, rows, heads), "A_log": A_log[:heads], "dt_bias": dt_bias[:heads]}
+        x = {name: t[: tokens * heads * D].view(1, tokens, heads, D) for name, t in wide.items()}
+        x |= {"beta": logits[: tokens * heads].view(1, tokens, heads), "A_log": A_log[:heads], "dt_bias": dt_bias[:heads]}
         x |= {"initial_state": initial[: prod(states)].view(states), "final_state": final[: prod(states)].view(states)}
         x["cu_seqlens"] = torch.tensor([0, *lengths], device="cuda").cumsum(0)
         calls = {path: forward(x, path) for path in paths}

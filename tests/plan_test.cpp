@@ -64,6 +64,19 @@ TEST(CpuPlan, ThreadsAskedForWin) {
   EXPECT_EQ(make_plan(validate(args, Purpose::kInquire), laptop()).threads, 3);
 }
 
+TEST(CpuPlan, ThreadsHaveALimit) {
+  for (flash_kda_backend backend : {FLASH_KDA_BACKEND_CPU, FLASH_KDA_BACKEND_REFERENCE}) {
+    const Problem problem({.B = 64, .T = 1}, 1, backend);
+    flash_kda_forward_args args = problem.forward_args();
+    args.num_threads = 1 << 30;
+    const Params params = validate(args, Purpose::kInquire);
+    EXPECT_EQ(make_plan(params, laptop()).threads, cpu::kMostThreads);
+    Machine forked = laptop();
+    forked.most_cpu_threads = 1;
+    EXPECT_EQ(make_plan(params, forked).threads, 1);
+  }
+}
+
 TEST(CpuPlan, FewHeadsAreSplitOverThreadsAndManyAreNot) {
   EXPECT_GT(plan_of({.T = 1, .H = 1}, FLASH_KDA_BACKEND_CPU, laptop()).value_split, 1);
   EXPECT_EQ(plan_of({.T = 1, .H = 32}, FLASH_KDA_BACKEND_CPU, laptop()).value_split, 1);
@@ -142,6 +155,14 @@ TEST(CudaPlan, IdleMultiprocessorsHelpWithLongSequences) {
   c.T = 1030;
   c.lengths = {1000, 0, 30};  // 343 on average
   expect_helpers(0);
+}
+
+TEST(CudaPlan, TwoKernelWhereStatesOnlyMove) {
+  Case c = cuda_case();
+  c.T = 0;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaTwoKernel);
+  c.cuda_path = FLASH_KDA_CUDA_PATH_FUSED;
+  EXPECT_EQ(plan_of(c, FLASH_KDA_BACKEND_CUDA, hopper()).path, Path::kCudaFused);
 }
 
 TEST(CudaPlan, TwoKernelWhereFusedCannot) {

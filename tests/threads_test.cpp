@@ -2,6 +2,8 @@
 // the thread sanitizer, which sees what the comparison cannot.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <string>
 #include <thread>
@@ -44,6 +46,10 @@ flash_kda_status run(const Problem& problem, int num_threads) {
   flash_kda_forward_args args = problem.forward_args();
   args.num_threads = num_threads;
   return flash_kda_forward(&args);
+}
+
+std::string name_of_backend(const testing::TestParamInfo<flash_kda_backend>& row) {
+  return row.param == FLASH_KDA_BACKEND_CPU ? "Cpu" : "Reference";
 }
 
 class Threads : public testing::TestWithParam<flash_kda_backend> {};
@@ -92,7 +98,7 @@ TEST_P(Threads, InputsMayBeShared) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Backends, Threads, testing::Values(FLASH_KDA_BACKEND_CPU, FLASH_KDA_BACKEND_REFERENCE),
-                         [](const auto& row) { return row.param == FLASH_KDA_BACKEND_CPU ? "Cpu" : "Reference"; });
+                         name_of_backend);
 
 TEST(ThreadSafety, MessagesStayWithTheirThreads) {
   std::vector<std::thread> threads;
@@ -122,6 +128,27 @@ TEST(ThreadSafety, ResultsDoNotDependOnTheNumberOfThreads) {
     }
   }
 }
+
+class ForkedProcess : public testing::TestWithParam<flash_kda_backend> {};
+
+/// The child has none of its parent's threads; GNU's OpenMP would wait for them.
+TEST_P(ForkedProcess, ComputesWhatItsParentDoes) {
+  const Problem before(kCases[0], 5, GetParam());
+  ASSERT_EQ(run(before, 2), FLASH_KDA_OK) << flash_kda_last_error();
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(60);
+    const Problem after(kCases[0], 5, GetParam());
+    _exit(run(after, 2) == FLASH_KDA_OK && bitwise_faults(after, before).empty() ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Backends, ForkedProcess, testing::Values(FLASH_KDA_BACKEND_CPU, FLASH_KDA_BACKEND_REFERENCE),
+                         name_of_backend);
 
 }  // namespace
 }  // namespace flash_kda::test

@@ -141,7 +141,7 @@ typedef struct flash_kda_forward_args {
   float lower_bound;        /* of the bounded gate, -5 <= lower_bound < 0; default -5 */
   int32_t gate;             /* flash_kda_gate; default bounded */
   int32_t beta_form;        /* flash_kda_beta; default logits */
-  int32_t l2norm;           /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6) */
+  int32_t l2norm;           /* nonzero (default): q and k rows are divided by sqrt(|x|^2 + 1e-6); |x|^2 below 2^128 */
   int32_t batch_invariant;  /* nonzero: a sequence alone and in a batch agree bitwise; default 0 */
   int32_t check_cu_seqlens; /* nonzero: CUDA reads it back first (synchronises); the CPU always checks; default 0 */
 
@@ -149,7 +149,8 @@ typedef struct flash_kda_forward_args {
   int32_t backend;       /* flash_kda_backend; default CPU */
   int32_t cuda_path;     /* flash_kda_cuda_path, of no effect on the CPU; default automatic */
   int32_t device;        /* CUDA device ordinal; default 0 */
-  int32_t num_threads;   /* CPU: 0 (default) uses what OpenMP would */
+  int32_t num_threads;   /* CPU: at most this many, and 1024; 0 (default) uses what OpenMP would. In a process that was
+                            forked from one whose calls had used threads it is 1 */
   void* stream;          /* cudaStream_t; NULL is the default stream */
   void* workspace;       /* device memory, 256-byte aligned, of flash_kda_forward_workspace_size bytes or more */
   size_t workspace_size; /* bytes */

@@ -49,6 +49,7 @@ Plan plan_of(const Params& params) {
   if (params.backend == FLASH_KDA_BACKEND_CUDA) return make_plan(params, cuda::describe_device(params.device));
   Machine machine;
   machine.cpu_threads = cpu::default_threads();
+  if (cpu::pool_is_missing()) machine.most_cpu_threads = 1;
   machine.instruction_set = cpu::usable_instruction_sets().front();
   return make_plan(params, machine);
 }
@@ -56,7 +57,7 @@ Plan plan_of(const Params& params) {
 void launch(const Params& params, const Plan& plan) {
   switch (plan.path) {
     case Path::kReference:
-      cpu::run_reference(params);
+      cpu::run_reference(params, plan.threads);
       return;
     case Path::kCpuChunked:
       cpu::run_chunked(params, plan);

@@ -37,7 +37,7 @@ Plan make_plan(const Params& params, const Machine& machine) {
   plan.path = Path::kReference;
   plan.reason = "asked for";
   plan.tasks = params.N * params.HV;
-  plan.threads = machine.cpu_threads;
+  plan.threads = cpu::threads_of(params, machine);
   return plan;
 }
 

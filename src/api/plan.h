@@ -8,6 +8,7 @@
 
 #include "api/params.h"
 #include "cpu/instruction_set.h"
+#include "cpu/threads.h"
 
 namespace flash_kda {
 
@@ -24,7 +25,8 @@ const char* name_of(Path path);
 
 /// What the plan needs to know about where the call runs.
 struct Machine {
-  int cpu_threads = 1;
+  int cpu_threads = 1;                                                   ///< of a call that asks for no number
+  int most_cpu_threads = cpu::kMostThreads;                              ///< of one that asks for too many
   cpu::InstructionSet instruction_set = cpu::InstructionSet::kPortable;  ///< the best one usable here
 
   bool has_gpu = false;    ///< device `Params::device` can be used

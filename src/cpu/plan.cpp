@@ -1,5 +1,7 @@
 #include "cpu/plan.h"
 
+#include <algorithm>
+
 #include "cpu/chunked/chunked.h"
 
 namespace flash_kda::cpu {
@@ -27,10 +29,14 @@ int value_split_of(const Params& params, int64_t heads, int threads) {
 
 }  // namespace
 
+int threads_of(const Params& params, const Machine& machine) {
+  return std::min(params.num_threads > 0 ? params.num_threads : machine.cpu_threads, machine.most_cpu_threads);
+}
+
 Plan make_plan(const Params& params, const Machine& machine) {
   Plan plan;
   const int64_t heads = params.N * params.HV;
-  plan.threads = params.num_threads > 0 ? params.num_threads : machine.cpu_threads;
+  plan.threads = threads_of(params, machine);
   plan.value_split = value_split_of(params, heads, plan.threads);
   plan.tasks = heads * plan.value_split;
   plan.instruction_set = machine.instruction_set;

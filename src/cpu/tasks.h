@@ -49,6 +49,7 @@ void run_tasks(const Params& p, const Plan& plan, Body body) {
   std::stable_sort(order.begin(), order.end(),
                    [&](int64_t a, int64_t b) { return sequence_of(p, a).length > sequence_of(p, b).length; });
   const int threads = static_cast<int>(std::min<int64_t>(plan.threads, plan.tasks));
+  if (threads > 1) expect_pool();
   const std::unique_ptr<Scratch[]> scratch(new Scratch[static_cast<size_t>(threads)]);
   const int64_t per_sequence = plan.tasks / p.N;
 #pragma omp parallel for num_threads(threads) schedule(dynamic)

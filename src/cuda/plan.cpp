@@ -124,11 +124,13 @@ Plan make_plan(const Params& p, const Machine& machine) {
          machine.gpu_name, machine.compute_capability / 10, machine.compute_capability % 10);
   require_supported(p);
 
-  const char* const why_not_fused = reason_against_fused(p, machine);
+  const bool automatic = p.cuda_path == FLASH_KDA_CUDA_PATH_AUTO;
+  const char* why_not_fused = reason_against_fused(p, machine);
   if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED && why_not_fused != nullptr)
     fail(FLASH_KDA_ERROR_VALUE, "cuda_path: got 2 (fused), accepted here is 0 or 1: {}", why_not_fused);
+  // 22 states on an H200: 8.8 us, the fused kernel 11.4.
+  if (automatic && why_not_fused == nullptr && p.T == 0) why_not_fused = "without tokens more CTAs move a state faster";
   Plan plan;
-  const bool automatic = p.cuda_path == FLASH_KDA_CUDA_PATH_AUTO;
   if (p.cuda_path == FLASH_KDA_CUDA_PATH_FUSED || (automatic && why_not_fused == nullptr)) {
     plan.path = Path::kCudaFused;
     plan.reason = automatic ? "the fused kernel can take it" : "asked for";

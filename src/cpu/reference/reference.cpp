@@ -7,6 +7,7 @@
 
 #include "common/float_types.h"
 #include "common/sequence.h"
+#include "cpu/threads.h"
 
 namespace flash_kda::cpu {
 namespace {
@@ -141,9 +142,11 @@ void run_head(const Params& p, int64_t n, int h) {
 
 }  // namespace
 
-void run_reference(const Params& p) {
-  // A row and head owns its outputs and its slot; callers that let two rows write one slot get either.
-#pragma omp parallel for collapse(2) schedule(dynamic)
+void run_reference(const Params& p, int threads) {
+  threads = static_cast<int>(std::min<int64_t>(threads, p.N * p.HV));
+  if (threads > 1) expect_pool();
+    // A row and head owns its outputs and its slot; callers that let two rows write one slot get either.
+#pragma omp parallel for collapse(2) num_threads(std::max(threads, 1)) schedule(dynamic)
   for (int64_t n = 0; n < p.N; ++n)
     for (int h = 0; h < p.HV; ++h) run_head(p, n, h);
 }

@@ -6,6 +6,7 @@
 namespace flash_kda::cpu {
 
 /// Reads and writes host memory; types up to F64 for outputs and states. Serves forward and decode alike.
-void run_reference(const Params& params);
+/// threads: at most this many.
+void run_reference(const Params& params, int threads);
 
 }  // namespace flash_kda::cpu
