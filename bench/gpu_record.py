@@ -15,6 +15,7 @@ initial and final state; the floor is a device-to-device copy that reads and wri
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -265,6 +266,15 @@ def benchmark(calls: dict[str, Call], published: dict[str, float], write: Callab
         write(rows)
 
 
+def versions(published: str | None) -> dict[str, str]:
+    """Of what runs beside this package, as far as it is installed: by the name of the distribution."""
+    names = {"torch", "triton", "flash-linear-attention"}
+    found = {d.name: d.version for d in importlib.metadata.distributions() if d.name in names}
+    if published:
+        found |= {d.name: d.version for d in importlib.metadata.distributions(path=[published])}
+    return found
+
+
 def published_times(folder: str) -> dict[str, float]:
     """This script in a process whose flash_kda is the one in `folder`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
@@ -310,7 +320,8 @@ def main() -> None:
     published = published_times(options.published) if options.published else {}
     size = 1 << 32
     copy_tb_s = size / time_ms(copy_call(size)) * 1e-9
-    benchmark(calls, published, lambda rows: write("benchmarks", {"copy_tb_s": copy_tb_s, "benchmarks": rows}))
+    run = {"copy_tb_s": copy_tb_s, "versions": versions(options.published)}
+    benchmark(calls, published, lambda rows: write("benchmarks", run | {"benchmarks": rows}))
 
 
 if __name__ == "__main__":

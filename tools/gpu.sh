@@ -21,7 +21,7 @@ command_gpu_kit() {
     tar -C / --no-recursion -T - -cf - | tar -C "$kit/prefix" -xf -
   download=(.venv/bin/pip download --quiet --no-deps --only-binary=:all: --python-version 3.12)
   for platform in manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 any; do download+=(--platform "$platform"); done
-  { pins_of pip-gpu; pins_of pip | grep -vE '^(jax|numpy|torch)=='; } > "$kit/wheels.txt"
+  { pins_of pip-gpu; pins_of pip | grep -vE '^(jax|mypy|numpy|torch)=='; } > "$kit/wheels.txt"
   stage wheels "${download[@]}" --dest "$kit/wheels" --requirement "$kit/wheels.txt"
   pins_of pip-peer > "$kit/peer.txt"
   stage peer "${download[@]}" --dest "$kit/peer" --requirement "$kit/peer.txt"

@@ -8,7 +8,8 @@ The folder, as `./dev gpu` fills it:
     tests/*.xml        JUnit reports of GoogleTest, CTest and pytest
     sanitizer/TOOL.log compute-sanitizer's output, for each of memcheck, racecheck, synccheck, initcheck
     accuracy/*.json    {"accuracy": [row, ...]}
-    benchmarks/*.json  {"copy_tb_s": ..., "benchmarks": [row, ...]}; copy_tb_s in one of them (`flashkda bench --json`)
+    benchmarks/*.json  {"copy_tb_s": ..., "versions": {package: version}, "benchmarks": [row, ...]}; the first two in one of them,
+                       the versions optional (`flashkda bench --json` has none)
 
 A missing part, a failed test, a sanitizer finding or a binary built from other sources than the checkout's is refused; nothing is
 written then.
@@ -86,12 +87,13 @@ def rows_of(folder, section, required):
     return rows
 
 
-def copy_speed(folder):
+def run_of(folder):
+    """The benchmark file that tells about the whole run: the speed of a copy, and the versions of what ran beside this library."""
     contents = [read_json(path) for path in files_of(folder / "benchmarks", "*.json")]
-    speeds = [content["copy_tb_s"] for content in contents if "copy_tb_s" in content]
-    if len(speeds) != 1:
-        raise RecordError(f"{folder / 'benchmarks'}: copy_tb_s is in {len(speeds)} files, accepted is one")
-    return speeds[0]
+    runs = [content for content in contents if "copy_tb_s" in content]
+    if len(runs) != 1:
+        raise RecordError(f"{folder / 'benchmarks'}: copy_tb_s is in {len(runs)} files, accepted is one")
+    return runs[0]
 
 
 def merge(folder, expected_digest):
@@ -107,15 +109,17 @@ def merge(folder, expected_digest):
     sanitizer = {tool: sanitizer_findings(folder / "sanitizer" / f"{tool}.log") for tool in records.SANITIZER_TOOLS}
     if any(sanitizer.values()):
         raise RecordError(f"{folder / 'sanitizer'}: findings {sanitizer}")
+    run = run_of(folder)
     return {
         "source_digest": expected_digest,
         "device": device["device"],
         "driver": device["driver"],
         "cuda": build["cuda"],
         "date": device["date"],
+        "versions": run.get("versions", {}),
         "tests": {"passed": tests.passed, "failed": tests.failed, "skipped": len(tests.skipped), "skip_reasons": tests.skipped},
         "sanitizer": sanitizer,
-        "copy_tb_s": copy_speed(folder),
+        "copy_tb_s": run["copy_tb_s"],
         "accuracy": rows_of(folder, "accuracy", ACCURACY_KEYS),
         "benchmarks": [{"peers_ms": {}} | row for row in rows_of(folder, "benchmarks", BENCHMARK_KEYS)],
     }

@@ -170,9 +170,9 @@ typedef struct flash_kda_decode_args {
   flash_kda_tensor dt_bias;    /* [HV, K] or [HV * K]; may be absent */
   flash_kda_tensor cu_seqlens; /* [N + 1]; may be absent */
 
-  flash_kda_tensor state;             /* [slots, HV, V, K], read and written */
-  flash_kda_tensor read_index;        /* [N] I32; absent: slot n */
-  flash_kda_tensor write_index;       /* [N] I32; absent: the read index */
+  flash_kda_tensor state;             /* [N, HV, V, K], read and written; with read_index a pool [slots, HV, V, K] */
+  flash_kda_tensor read_index;        /* [N] I32; absent: sequence n has slot n */
+  flash_kda_tensor write_index;       /* [N] I32, with read_index; absent: the slots that are read */
   flash_kda_tensor has_initial_state; /* [N] BOOL; may be absent */
 
   flash_kda_tensor out; /* [B, T, HV, V] */

@@ -16,7 +16,13 @@ state pool. Tensors in host memory run the CPU backend, tensors on a GPU run CUD
 framework.
 """
 
+import sys
+
 from ._operators import decode, forward, fwd, get_workspace_size, info
+
+# An exported program finds this package by its torch operators. custom_op came with torch 2.4.
+if hasattr(getattr(sys.modules.get("torch"), "library", None), "custom_op"):
+    from . import _torch as _torch
 
 __all__ = ["decode", "forward", "fwd", "get_workspace_size", "info"]
 

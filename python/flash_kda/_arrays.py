@@ -4,7 +4,7 @@ caller's arrays did not bring."""
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 
 def library_of(array: Any) -> str:
@@ -41,6 +41,22 @@ def finish(like: Any, array: Any) -> Any:
     if library_of(like) == "jax" and library_of(array) == "numpy":
         return sys.modules["jax"].numpy.asarray(array)
     return array
+
+
+def refuse_requires_grad(name: str) -> NoReturn:
+    raise NotImplementedError(
+        f"{name}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() or "
+        f"torch.no_grad(), or pass {name}.detach()"
+    )
+
+
+def refuse_tangent(name: str, tensor: Any) -> None:
+    """Raises where a torch tensor carries a tangent of forward-mode differentiation."""
+    if sys.modules["torch"].autograd.forward_ad.unpack_dual(tensor).tangent is not None:
+        raise NotImplementedError(
+            f"{name}: has a tangent, but flash_kda has no forward-mode derivative yet; pass its primal "
+            "(torch.autograd.forward_ad.unpack_dual)"
+        )
 
 
 def allocate_workspace(like: Any, size: int, stream: int) -> Any:

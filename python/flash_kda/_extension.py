@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+__all__ = ["native"]
+
 
 class _Missing:
     def __init__(self, cause: ImportError) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from typing import Any, Literal
 
@@ -31,18 +32,23 @@ def _operators_for(q: Array) -> Any:
     return _torch
 
 
+def _shape(array: Array) -> tuple[int, ...]:
+    shape: tuple[int, ...] = getattr(array, "shape", ())
+    return shape
+
+
 def _final_state_shape(q: Array, v: Array, cu_seqlens: Array | None) -> tuple[int, ...] | None:
     """[N, HV, V, K], or None where the arguments are wrong, which the call itself will say better."""
-    shapes = [getattr(array, "shape", ()) for array in (q, v)]
-    if [len(shape) for shape in shapes] != [4, 4]:
+    q_shape, v_shape = _shape(q), _shape(v)
+    if len(q_shape) != 4 or len(v_shape) != 4:
         return None
-    sequences = shapes[0][0]
+    sequences = q_shape[0]
     if cu_seqlens is not None:
-        lengths = getattr(cu_seqlens, "shape", ())
+        lengths = _shape(cu_seqlens)
         if len(lengths) != 1 or lengths[0] < 1:
             return None
         sequences = lengths[0] - 1
-    return (sequences, shapes[1][2], shapes[1][3], shapes[0][3])
+    return (sequences, v_shape[2], v_shape[3], q_shape[3])
 
 
 def fwd(
@@ -51,7 +57,7 @@ def fwd(
     v: Array,
     g: Array,
     beta: Array,
-    scale: float,
+    scale: float | None,
     out: Array,
     A_log: Array | None,
     dt_bias: Array | None,
@@ -84,7 +90,8 @@ def fwd(
         TypeError: An argument of the wrong kind or type.
         ValueError: A shape, stride, alignment, overlap or range.
         RuntimeError: Tensors on different devices, a device without a backend, a CUDA error.
-        NotImplementedError: A tensor requires grad and gradients are on.
+        NotImplementedError: A tensor requires grad, or has a tangent, and gradients are on.
+        MemoryError: Of the CPU backend.
     """
     _operators_for(q).forward(
         (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state)
@@ -103,6 +110,14 @@ def fwd(
     )
 
 
+def _count(name: str, value: int, least: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: got {value!r}, accepted is an integer")
+    if value < least:
+        raise ValueError(f"{name}: got {value}, accepted is {least} or more")
+    return operator.index(value)
+
+
 def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
     """Bytes of GPU workspace that `fwd` uses over N sequences of T_total tokens in all and H heads, K = V = 128, with
     bfloat16 inputs.
@@ -110,19 +125,22 @@ def get_workspace_size(T_total: int, H: int, N: int = 1) -> int:
     `fwd` allocates it itself, through the framework of its inputs. Without a usable GPU it is 0: the CPU backend needs
     none.
 
+    Args:
+        T_total: Tokens of all sequences, 0 or more.
+        H: Heads, 1 or more.
+        N: Sequences, 0 or more.
+
     Raises:
+        TypeError: An argument that is no integer.
+        ValueError: An argument below its least value, or a size that no GPU has.
         RuntimeError: The GPU has no kernel for this.
     """
-    for name, value, least in (("T_total", T_total, 0), ("H", H, 1), ("N", N, 0)):
-        if not isinstance(value, int):
-            raise TypeError(f"{name}: got {type(value).__name__}, accepted is int")
-        if value < least:
-            raise ValueError(f"{name}: got {value}, accepted is {least} or more")
+    tokens, heads, sequences = _count("T_total", T_total, 0), _count("H", H, 1), _count("N", N, 0)
     if not info()["cuda"]["available"]:
         return 0
     torch = sys.modules.get("torch")
     device = torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0
-    return native.forward_workspace_size(T_total, H, N, device)
+    return native.forward_workspace_size(tokens, heads, sequences, device)
 
 
 def forward(
@@ -166,7 +184,9 @@ def forward(
         S   = S + u_t k_t^T
         o_t = scale * S q_t
 
-    (Kimi Linear, arXiv:2510.26692, section 3), q and k divided by ``sqrt(|x|^2 + 1e-6)`` if `l2norm`.
+    (Kimi Linear, arXiv:2510.26692, section 3), q and k divided by ``sqrt(|x|^2 + 1e-6)`` if `l2norm`. The softplus
+    gate is that paper's; the bounded gate and the 1e-6 are those of flash-linear-attention's ``chunk_kda`` and of the
+    published FlashKDA.
 
     Args:
         q, k: [B, T, H, K], bfloat16, float16 or float32; the last dimension is contiguous, the others may be strided.
@@ -199,7 +219,8 @@ def forward(
         batch_invariant: Whether a sequence alone and in a batch must agree bit by bit.
         check_cu_seqlens: Whether a GPU call reads cu_seqlens back and checks it, which synchronises. The CPU always
             checks.
-        num_threads: Of the CPU backend; 0 uses what OpenMP would.
+        num_threads: Of the CPU backend, at most 1024; 0 uses what OpenMP would. A process forked from one that has
+            computed uses one thread.
         backend: None chooses by where the tensors are. For host memory "cpu", or "reference" (fp64, slow, for
             checking); for a GPU "cuda", which leaves the path to the library, or "cuda/two_kernel" or "cuda/fused",
             which fix it (`cuda_path` in the C interface and in messages).
@@ -214,17 +235,19 @@ def forward(
         TypeError: An argument of the wrong kind or type.
         ValueError: A shape, stride, alignment, overlap or range.
         RuntimeError: Tensors on different devices, a device without a backend, a CUDA error.
-        NotImplementedError: A tensor requires grad and gradients are on.
+        NotImplementedError: A tensor requires grad, or has a tangent, and gradients are on.
+        MemoryError: Of the CPU backend.
     """
     made_out = out is None and hasattr(v, "shape")
     if made_out:
         out = _arrays.empty(v, tuple(v.shape), zero=cu_seqlens is not None)
-    made_state = False
+    if not isinstance(output_final_state, bool):
+        raise TypeError(f"output_final_state: got {output_final_state!r}, accepted is True or False")
+    state_shape = None
     if final_state is None and output_final_state and write_index is None:
-        shape = _final_state_shape(q, v, cu_seqlens)
-        made_state = shape is not None
-        if made_state:
-            final_state = _arrays.empty(v, shape, float32=True)
+        state_shape = _final_state_shape(q, v, cu_seqlens)
+        if state_shape is not None:
+            final_state = _arrays.empty(v, state_shape, float32=True)
     _operators_for(q).forward(
         (q, k, v, g, beta, A_log, dt_bias, cu_seqlens, initial_state, final_state, read_index, write_index)
         + (has_initial_state, checkpoints, checkpoint_state, checkpoint_index, out),
@@ -242,7 +265,7 @@ def forward(
     )
     if made_out:
         out = _arrays.finish(v, out)
-    if made_state:
+    if state_shape is not None:
         final_state = _arrays.finish(v, final_state)
     return out, final_state
 
@@ -280,9 +303,10 @@ def decode(
 
     Args:
         q, k, v, g, beta: As for `forward`, T <= 8; or B = 1 with cu_seqlens and at most 8 tokens a sequence.
-        state: [slots, HV, V, K], read and written. JAX arrays cannot be: use `forward` with initial_state there.
-        read_index: [N] int32, slots to read; None: slot n.
-        write_index: [N] int32, slots to write; None: the read index. Negative indices as for `forward`.
+        state: [N, HV, V, K], read and written; with an index a pool [slots, HV, V, K], whose slots may be padded. JAX
+            arrays cannot be written: use `forward` with initial_state there.
+        read_index: [N] int32, slots to read; None: sequence n reads slot n.
+        write_index: [N] int32, slots to write, with read_index; None: those that are read. Negative indices as for `forward`.
         out: [B, T, HV, V], written in place and returned. None: a fresh one of the type of v.
         backend: As for `forward`, but for the paths: "cpu", "reference" or "cuda".
 
@@ -314,5 +338,10 @@ def decode(
 
 def info() -> dict[str, Any]:
     """What this build and machine can do: version, build, CPU instruction sets and threads, CUDA devices or why there
-    are none."""
-    return json.loads(native.info())
+    are none. What `flashkda info --json` prints.
+
+    Raises:
+        RuntimeError: The compiled module is missing.
+    """
+    description: dict[str, Any] = json.loads(native.info())
+    return description

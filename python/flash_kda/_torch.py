@@ -1,5 +1,5 @@
-"""The operators as torch custom operators, for torch.compile and for tensors without memory of their own. Imported when
-the first such call comes."""
+"""The operators as torch custom operators, for torch.compile, torch.export and tensors without memory of their own.
+Imported with the package where torch is there already, elsewhere when the first such call comes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
+from . import _arrays
 from ._extension import native
 
 
 def _refuse_gradients(tensors: tuple[Tensor | None, ...], names: tuple[str, ...]) -> None:
-    """Under torch.compile the operator itself no longer sees requires_grad."""
-    if not torch.is_grad_enabled():
-        return
+    """The operators themselves see neither requires_grad nor a tangent. torch.compile refuses tangents by itself."""
     for name, tensor in zip(names, tensors):
-        if tensor is not None and tensor.requires_grad:
-            raise NotImplementedError(
-                f"{name}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() "
-                f"or torch.no_grad(), or pass {name}.detach()"
-            )
+        if tensor is None:
+            continue
+        if torch.is_grad_enabled() and tensor.requires_grad:
+            _arrays.refuse_requires_grad(name)
+        if not torch.compiler.is_compiling():
+            _arrays.refuse_tangent(name, tensor)
 
 
 @torch.library.custom_op("flash_kda::forward", mutates_args=("final_state", "checkpoint_state", "out", "workspace"))

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <bit>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -49,20 +50,28 @@ float float_option(const char* name, nb::handle value) {
     PyErr_Clear();
     fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, accepted is a number", name, nb::inst_name(value).c_str());
   }
-  return static_cast<float>(number);
+  const auto rounded = static_cast<float>(number);
+  if (std::isinf(rounded) && !std::isinf(number))
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted is a number in the range of float32", name, number);
+  return rounded;
 }
 
 int32_t int_option(const char* name, nb::handle value) {
+  const nb::object index = nb::steal(PyNumber_Index(value.ptr()));
+  if (!index.is_valid() || PyBool_Check(value.ptr())) {
+    PyErr_Clear();
+    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, accepted is an integer", name, nb::repr(value).c_str());
+  }
   int32_t number = 0;
-  if (!nb::try_cast(value, number, false))
-    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, accepted is an integer of 32 bits", name, nb::repr(value).c_str());
+  if (!nb::try_cast(index, number, false))
+    fail(FLASH_KDA_ERROR_VALUE, "{}: got {}, accepted is an integer of 32 bits", name, nb::repr(value).c_str());
   return number;
 }
 
 int32_t bool_option(const char* name, nb::handle value) {
   bool flag = false;
   if (!nb::try_cast(value, flag, false))
-    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, accepted is True or False", name, nb::inst_name(value).c_str());
+    fail(FLASH_KDA_ERROR_TYPE, "{}: got {}, accepted is True or False", name, nb::repr(value).c_str());
   return flag ? 1 : 0;
 }
 

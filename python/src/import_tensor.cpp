@@ -76,40 +76,51 @@ View view_of(const dlpack::Tensor& t) {
   fail(FLASH_KDA_ERROR_VALUE, "{}: its memory is read-only, accepted is memory that can be written", name);
 }
 
-/// Whether torch, where it is loaded, records gradients now.
-bool records_gradients() {
-  static PyObject* function = nullptr;  // kept for the life of the process
-  if (function == nullptr) {
+/// What torch, where it is loaded, records now.
+Gradients recorded_gradients() {
+  static PyObject* backward = nullptr;  // functions and modules, kept for the life of the process
+  static PyObject* forward = nullptr;
+  if (backward == nullptr) {
     const nb::object torch = nb::steal(PyImport_GetModule(nb::str("torch").ptr()));
     if (!torch.is_valid()) {
       PyErr_Clear();
-      return false;
+      return {};
     }
-    function = nb::object(torch.attr("is_grad_enabled")).release().ptr();
+    forward = nb::object(torch.attr("autograd").attr("forward_ad")).release().ptr();
+    backward = nb::object(torch.attr("is_grad_enabled")).release().ptr();
   }
-  const nb::object enabled = nb::steal(PyObject_CallNoArgs(function));
-  if (!enabled.is_valid()) throw nb::python_error();
-  return enabled.ptr() == Py_True;
+  static PyObject* const level_name = PyUnicode_InternFromString("_current_level");
+  const nb::object enabled = nb::steal(PyObject_CallNoArgs(backward));
+  const nb::object level = nb::steal(PyObject_GetAttr(forward, level_name));
+  if (!enabled.is_valid() || !level.is_valid()) throw nb::python_error();
+  return {.backward = enabled.ptr() == Py_True, .forward = nb::cast<int>(level) >= 0};
 }
 
 /// torch: gradients are recorded by the framework, not by this call, so a tensor that asks for them would silently get
 /// none.
 void check_no_gradient(const char* name, nb::handle object, Call& call) {
-  if (!call.gradients) call.gradients = records_gradients();
-  if (!*call.gradients) return;
-  static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
-  const nb::object required = nb::steal(PyObject_GetAttr(object.ptr(), attribute));
-  if (!required.is_valid()) {  // another library with the exchange API
-    PyErr_Clear();
-    return;
+  if (!call.gradients) call.gradients = recorded_gradients();
+  if (call.gradients->backward) {
+    static PyObject* const attribute = PyUnicode_InternFromString("requires_grad");
+    const nb::object required = nb::steal(PyObject_GetAttr(object.ptr(), attribute));
+    if (!required.is_valid()) {  // another library with the exchange API
+      PyErr_Clear();
+      return;
+    }
+    if (required.ptr() == Py_True) nb::module_::import_("flash_kda._arrays").attr("refuse_requires_grad")(name);
   }
-  if (required.ptr() != Py_True) return;
-  const std::string message = fmt::format(
-      "{}: requires grad, but flash_kda has no backward pass yet; call it under torch.inference_mode() or "
-      "torch.no_grad(), or pass {}.detach()",
-      name, name);
-  PyErr_SetString(PyExc_NotImplementedError, message.c_str());
-  throw nb::python_error();
+  if (call.gradients->forward) nb::module_::import_("flash_kda._arrays").attr("refuse_tangent")(name, object);
+}
+
+/// `z.conj().imag` is a view whose elements torch negates as it reads them. Such a view is a part of complex numbers,
+/// so that all its strides are even: asking only those keeps the question out of most calls.
+void check_not_negated(const char* name, nb::handle object, const View& view) {
+  for (int d = 0; d < std::min(view.rank, FLASH_KDA_MAX_RANK); ++d)
+    if (view.strides[d] % 2 != 0) return;
+  const nb::object is_negated = nb::getattr(object, "is_neg", nb::none());
+  if (is_negated.is_none() || !nb::cast<bool>(is_negated())) return;
+  fail(FLASH_KDA_ERROR_TYPE, "{}: got a view that torch negates as it reads it, accepted is {}.resolve_neg()", name,
+       name);
 }
 
 /// nullptr: none, or a version that this module does not know. Looked up once a type, as a missing attribute costs more
@@ -129,7 +140,10 @@ const dlpack::ExchangeApi* exchange_api_of(nb::handle object) {
 }
 
 [[noreturn]] void raise_unreadable(const char* name, nb::python_error& cause) {
-  nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, nb::str(cause.value()).c_str());
+  const nb::str text(cause.value());
+  std::string_view reason = text.c_str();
+  reason = reason.substr(0, reason.find('\n'));  // torch appends its own C++ stack
+  nb::raise_from(cause, PyExc_TypeError, "%s: its memory cannot be read: %s", name, std::string(reason).c_str());
 }
 
 View import_exchange(const char* name, nb::handle object, const dlpack::ExchangeApi& api, Call& call) {
@@ -144,7 +158,9 @@ View import_exchange(const char* name, nb::handle object, const dlpack::Exchange
     if (api.current_work_stream(tensor.device.type, tensor.device.id, &current) != 0) throw nb::python_error();
     call.stream = current;
   }
-  return view_of(tensor);
+  const View view = view_of(tensor);
+  check_not_negated(name, object, view);
+  return view;
 }
 
 /// ml_dtypes' bfloat16 has no kind of its own in the array interface ('V'): its name tells.
@@ -213,14 +229,24 @@ nb::object dlpack_capsule(nb::handle object, nb::dict arguments) {
   return produce(**arguments);
 }
 
-View import_dlpack(const char* name, nb::handle object, Access access, Call& call) {
-  const auto device = nb::cast<nb::tuple>(object.attr("__dlpack_device__")());
+View import_dlpack(const char* name, nb::object object, Access access, Call& call) {
+  const nb::module_ arrays = nb::module_::import_("flash_kda._arrays");
+  const nb::str library(arrays.attr("library_of")(object));
+  const bool is_torch = std::string_view(library.c_str()) == "torch";
+  if (is_torch) {  // before 2.10, whose __dlpack__ refuses what requires grad also where none is recorded
+    check_no_gradient(name, object, call);
+    object = object.attr("detach")();
+  }
+  nb::object device;
+  try {
+    device = object.attr("__dlpack_device__")();
+  } catch (nb::python_error& cause) {
+    raise_unreadable(name, cause);
+  }
   nb::dict arguments;
   if (nb::cast<int32_t>(device[0]) == dlpack::kCuda) {
-    if (!call.stream) {
-      const nb::object current = nb::module_::import_("flash_kda._arrays").attr("current_stream")(name, object);
-      call.stream = std::bit_cast<void*>(nb::cast<uintptr_t>(current));
-    }
+    if (!call.stream)
+      call.stream = std::bit_cast<void*>(nb::cast<uintptr_t>(arrays.attr("current_stream")(name, object)));
     arguments["stream"] = dlpack_stream(*call.stream);
   }
   nb::object capsule;
@@ -241,6 +267,7 @@ View import_dlpack(const char* name, nb::handle object, Access access, Call& cal
   } else {
     fail(FLASH_KDA_ERROR_TYPE, "{}: got a __dlpack__ that returns no tensor capsule, {}", name, kAccepted);
   }
+  if (is_torch) check_not_negated(name, object, view);
   view.owner = std::move(capsule);  // never renamed, so its own destructor gives the memory back
   return view;
 }
@@ -262,7 +289,7 @@ View import_tensor(const char* name, nb::handle object, Access access, Call& cal
          "{}: got a JAX array, which is immutable, accepted is a tensor that can be written (or leave it to "
          "flash_kda.forward, which returns fresh arrays)",
          name);
-  return import_dlpack(name, object, access, call);
+  return import_dlpack(name, nb::borrow(object), access, call);
 }
 
 View allocate(nb::handle like, size_t bytes, dlpack::Device device, void* stream) {
@@ -286,7 +313,7 @@ View allocate(nb::handle like, size_t bytes, dlpack::Device device, void* stream
   }
   nb::object memory = nb::module_::import_("flash_kda._arrays")
                           .attr("allocate_workspace")(like, bytes, reinterpret_cast<uintptr_t>(stream));
-  Call call{stream, false};
+  Call call{stream, Gradients{}};
   View view = import_tensor("workspace", memory, Access::kWrite, call);
   if (!view.owner.is_valid()) view.owner = std::move(memory);  // a capsule keeps its producer alive by itself
   return view;

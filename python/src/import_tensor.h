@@ -26,11 +26,17 @@ struct View {
   nanobind::object owner;                             ///< the capsule of a __dlpack__ call
 };
 
+/// What torch records of the operations on its tensors.
+struct Gradients {
+  bool backward = false;  ///< of tensors that require grad
+  bool forward = false;   ///< of tensors with a tangent (torch.autograd.forward_ad)
+};
+
 /// What the tensors of one call share, found out once.
 struct Call {
   std::optional<void*>
       stream;  ///< cudaStream_t; the first tensor in the memory of a GPU decides, unless the caller did
-  std::optional<bool> gradients;  ///< torch records them now
+  std::optional<Gradients> gradients;  ///< recorded now
 };
 
 /// Three protocols, the fastest first: the DLPack C exchange API (torch), the array interface (NumPy), __dlpack__ (JAX,

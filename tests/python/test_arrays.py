@@ -111,6 +111,13 @@ class TestJax:
         with pytest.raises(TypeError, match="out: got a JAX array, which is immutable"):
             flash_kda.forward(**x, out=self.jax.numpy.zeros(x["v"].shape))
 
+    def test_deleted_arrays_are_named(self):
+        x = tensors()
+        deleted = self.jax.numpy.asarray(x["k"])
+        deleted.delete()
+        with pytest.raises(TypeError, match="k: its memory cannot be read"):
+            flash_kda.forward(**{**x, "k": deleted})
+
     def test_inside_jit_through_a_callback(self):
         x = tensors()
         arrays = {name: self.jax.numpy.asarray(value) for name, value in x.items()}

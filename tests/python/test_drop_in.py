@@ -81,6 +81,7 @@ def test_C38_inputs_are_unchanged():
 
 
 def test_workspace_size_is_zero_without_a_gpu():
+    assert flash_kda.get_workspace_size(np.int64(8192), 96, 4) == flash_kda.get_workspace_size(8192, 96, 4)
     if flash_kda.info()["cuda"]["available"]:
         assert flash_kda.get_workspace_size(8192, 96, 4) >= 0
     else:
@@ -90,7 +91,8 @@ def test_workspace_size_is_zero_without_a_gpu():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ((1.5, 2), TypeError, "T_total: got float"),
+        ((1.5, 2), TypeError, "T_total: got 1.5, accepted is an integer"),
+        ((8, True), TypeError, "H: got True, accepted is an integer"),
         ((-1, 2), ValueError, "T_total: got -1"),
         ((1, 0), ValueError, "H: got 0"),
     ],

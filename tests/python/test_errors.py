@@ -72,8 +72,11 @@ TABLE = {
     "lower_bound": ({"lower_bound": None}, TypeError, "lower_bound: got NoneType, accepted is a number"),
     "gate kind": ({"gate": 1}, TypeError, "gate: got 1, accepted is one of 'bounded', 'softplus', 'log'"),
     "backend kind": ({"backend": 2}, TypeError, "backend: got 2, accepted is one of 'cpu', 'cuda'"),
-    "l2norm": ({"l2norm": "yes"}, TypeError, "l2norm: got str, accepted is True or False"),
+    "l2norm": ({"l2norm": "yes"}, TypeError, "l2norm: got 'yes', accepted is True or False"),
+    "l2norm of NumPy": ({"l2norm": np.True_}, TypeError, "l2norm: got np.True_, accepted is True or False"),
+    "final state": ({"output_final_state": "no"}, TypeError, "output_final_state: got 'no', accepted is True or False"),
     "threads": ({"num_threads": 1.5}, TypeError, "num_threads: got 1.5, accepted is an integer"),
+    "threads bool": ({"num_threads": True}, TypeError, "num_threads: got True, accepted is an integer"),
     "stream": ({"stream": "main"}, TypeError, "stream: got str, accepted is a cudaStream_t"),
     # Value
     "gate": ({"gate": "sigmoid"}, ValueError, "gate: got 'sigmoid', accepted is one of"),
@@ -85,8 +88,10 @@ TABLE = {
         "'cpu', 'cuda', 'reference', 'cuda/two_kernel', 'cuda/fused'$",
     ),
     "scale infinite": ({"scale": float("inf")}, ValueError, "scale: got inf"),
+    "scale range": ({"scale": 1e300}, ValueError, re.escape("scale: got 1e+300, accepted is a number in the range")),
     "lower_bound range": ({"lower_bound": -6.0}, ValueError, "lower_bound: got -6, accepted is -5 <= lower_bound < 0"),
     "threads range": ({"num_threads": -1}, ValueError, "num_threads: got -1"),
+    "threads bits": ({"num_threads": 2**40}, ValueError, "num_threads: got 1099511627776, accepted is an integer of 32"),
     "scalar": ({"A_log": np.float32(1)}, ValueError, "A_log: got a scalar"),
     "rank 5": ({"q": X["q"][None]}, ValueError, "q: got rank 5, accepted is 1 to 4"),
     "rank 3": ({"q": X["q"][0]}, ValueError, re.escape("q: got shape [40, 2, 128], accepted is [B, T, H, K]")),
@@ -141,6 +146,11 @@ TABLE = {
     ),
     "C46 g of fp32 scalars": ({"g": X["beta"].astype(np.float32)}, ValueError, "g: got shape"),
 }
+
+
+def test_integers_of_numpy_are_integers():
+    out, _ = flash_kda.forward(**X, num_threads=np.int64(1))
+    np.testing.assert_array_equal(out, flash_kda.forward(**X, num_threads=1)[0])
 
 
 @pytest.mark.parametrize("case", TABLE)
@@ -222,6 +232,8 @@ def test_decode_names_its_own_arguments():
         flash_kda.decode(**x, state=None)
     with pytest.raises(ValueError, match="write_index: given without read_index"):
         flash_kda.decode(**x, state=state, write_index=np.zeros(2, np.int32))
+    with pytest.raises(ValueError, match=r"state: got shape \[3, 2, 128, 128\], accepted is \[N, HV, V, K\] = \[2, 2"):
+        flash_kda.decode(**x, state=states(N=3))  # a pool goes with an index
     with pytest.raises(ValueError, match="backend: got 'cuda/fused', accepted is one of 'cpu', 'cuda', 'reference'$"):
         flash_kda.decode(**x, state=state, backend="cuda/fused")
     state.flags.writeable = False

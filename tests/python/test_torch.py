@@ -1,5 +1,8 @@
 """torch on the CPU: results, autograd, torch.compile. The CUDA side is in test_torch_cuda.py."""
 
+import subprocess
+import sys
+
 import flash_kda
 import numpy as np
 import pytest
@@ -38,22 +41,58 @@ def test_inference_mode_and_views():
     assert_matches((out.numpy(), final.numpy()), {name: value.numpy() for name, value in x.items()})
 
 
-def test_gradients_are_refused_by_name():
+class TensorBefore210(torch.Tensor):
+    """As in torch before 2.10: without the C exchange API."""
+
+    __dlpack_c_exchange_api__ = None
+
+
+protocols = pytest.mark.parametrize("kind", [torch.Tensor, TensorBefore210])
+
+
+@protocols
+def test_gradients_are_refused_by_name(kind):
     x = to_torch(tensors())
-    x["k"].requires_grad_()
+    x["k"] = x["k"].as_subclass(kind).requires_grad_()
     with pytest.raises(NotImplementedError, match="k: requires grad, but flash_kda has no backward pass yet"):
         flash_kda.forward(**x)
     with torch.no_grad():
-        flash_kda.forward(**x)
+        out, _ = flash_kda.forward(**x)
     x["k"] = x["k"].detach()
-    flash_kda.forward(**x)
+    assert torch.equal(flash_kda.forward(**x)[0], out)
+
+
+@pytest.mark.parametrize("name", ["q", "k"])
+@protocols
+def test_tangents_are_refused_by_name(kind, name):
+    """A tensor of another type than torch's own as q takes the way through the torch operators."""
+    x = to_torch(tensors())
+    with torch.autograd.forward_ad.dual_level():
+        flash_kda.forward(**x)
+        x[name] = torch.autograd.forward_ad.make_dual(x[name], torch.ones_like(x[name])).as_subclass(kind)
+        with torch.no_grad(), pytest.raises(NotImplementedError, match=f"{name}: has a tangent, but flash_kda has no"):
+            flash_kda.forward(**x)
+
+
+@protocols
+def test_negated_views_are_refused_by_name(kind):
+    x = to_torch(tensors())
+    x["beta"] = torch.complex(x["beta"], x["beta"]).conj().imag.as_subclass(kind)
+    assert x["beta"].is_neg()
+    with pytest.raises(TypeError, match=r"beta: got a view that torch negates.*accepted is beta.resolve_neg\(\)"):
+        flash_kda.forward(**x)
+    x["beta"] = x["beta"].resolve_neg().as_subclass(torch.Tensor)
+    assert_matches(
+        [result.numpy() for result in flash_kda.forward(**x)], {name: value.numpy() for name, value in x.items()}
+    )
 
 
 def test_mixed_devices_are_refused_by_name():
     x = to_torch(tensors())
     x["g"] = torch.empty_like(x["g"], device="meta")
-    with pytest.raises((TypeError, RuntimeError), match="g: "):
+    with pytest.raises((TypeError, RuntimeError), match="g: ") as caught:
         flash_kda.forward(**x)
+    assert "\n" not in str(caught.value)
 
 
 def test_layout_of_memory_that_is_none():
@@ -87,12 +126,35 @@ def test_compile_whole_module(backend, mode):
             torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_compile_refuses_gradients():
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compile_refuses_gradients(fullgraph):
+    """With fullgraph torch raises its own error, with this one's text in it."""
+    torch._dynamo.reset()  # what it has learned about this function with the other parameter
     x = to_torch(tensors())
     x["q"].requires_grad_()
-    compiled = torch.compile(lambda x: flash_kda.forward(**x)[0], backend="aot_eager")
-    with pytest.raises(NotImplementedError, match="q: requires grad"):
+    compiled = torch.compile(lambda x: flash_kda.forward(**x)[0], backend="aot_eager", fullgraph=fullgraph)
+    error = torch._dynamo.exc.Unsupported if fullgraph else NotImplementedError
+    with pytest.raises(error, match="q: requires grad, but flash_kda has no backward pass yet"):
         compiled(x)
+
+
+class Exported(torch.nn.Module):
+    def forward(self, q, k, v, g, beta):
+        return flash_kda.forward(q, k, v, g, beta)[0]
+
+
+def test_an_exported_program_finds_the_operators(tmp_path):
+    x = to_torch(tensors())
+    with torch.no_grad():
+        torch.export.save(torch.export.export(Exported(), tuple(x.values())), tmp_path / "program.pt2")
+    torch.save((tuple(x.values()), flash_kda.forward(**x)[0]), tmp_path / "expected.pt")
+    code = """
+import sys, torch, flash_kda
+program = torch.export.load(sys.argv[1] + "/program.pt2").module()
+inputs, expected = torch.load(sys.argv[1] + "/expected.pt")
+assert torch.equal(program(*inputs), expected)
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
 
 
 def test_compile_in_place():

@@ -128,7 +128,7 @@ class TestRecord(Folder):
         self.row = {"name": "forward/F1", "path": "fused", "output": 4e-3, "state": 2.8e-3}
         self.write("accuracy/a.json", {"accuracy": [self.row]})
         self.benchmark = {"name": "forward/H96/fixed8192/random", "path": "fused", "ms": 0.3, "floor_ms": 0.24, "peers_ms": {"fla": 2.6}}
-        self.write("benchmarks/b.json", {"copy_tb_s": 4.3, "benchmarks": [self.benchmark]})
+        self.write("benchmarks/b.json", {"copy_tb_s": 4.3, "versions": {"torch": "2.11"}, "benchmarks": [self.benchmark]})
 
     def refused(self, words):
         with self.assertRaisesRegex(record.RecordError, words):
@@ -140,6 +140,7 @@ class TestRecord(Folder):
         self.assertEqual(merged["tests"]["skipped"], 2)
         self.assertEqual(merged["sanitizer"], {"memcheck": 0, "racecheck": 0, "synccheck": 0, "initcheck": 0})
         self.assertEqual((merged["source_digest"], merged["device"], merged["cuda"], merged["copy_tb_s"]), ("d1", "NVIDIA H200", "13.0", 4.3))
+        self.assertEqual(merged["versions"], {"torch": "2.11"})
         self.assertEqual(merged["accuracy"], [self.row])
         self.assertEqual(merged["benchmarks"], [self.benchmark])
 
