@@ -178,7 +178,8 @@ ExitCode bench(const Options& options, bool own_case) {
   if (std::any_of(cases.begin(), cases.end(), [](const Case& c) { return c.shape.T == 0; }))
     fail(FLASH_KDA_ERROR_VALUE, "--tokens: got 0, accepted by bench is 1 or more");
   // Before the first case: a name that cannot be written, and a device that is not there, are told at once.
-  if (!options.json.empty()) io::check_output_path(options.json);
+  std::optional<io::OutputFile> output;
+  if (!options.json.empty()) output.emplace(options.json);
   const std::string device_name = make_device_memory(device)->device_name();
 
   const Progress progress;
@@ -205,7 +206,7 @@ ExitCode bench(const Options& options, bool own_case) {
       print_row(timings.back(), gpu);
     }
   }
-  if (options.json.empty()) return kOk;
+  if (!output) return kOk;
 
   nlohmann::ordered_json json{
       {"device", device_name}, {"info", nlohmann::ordered_json::parse(info())}, {"dtype", options.dtype}};
@@ -217,7 +218,7 @@ ExitCode bench(const Options& options, bool own_case) {
   for (const auto& [count, peak] : peaks) json["fp32_peak_gflops"][std::to_string(count)] = peak * 1e-9;
   for (const Timing& timing : timings) json["benchmarks"].push_back(to_json(timing, gpu));
   const std::string text = json.dump(2) + '\n';
-  io::write_file(options.json, {std::as_bytes(std::span(text))});
+  output->write({std::as_bytes(std::span(text))});
   return kOk;
 }
 
@@ -245,7 +246,7 @@ Command add_bench(CLI::App& app) {
   command->add_option("--repeats", options->repeats, "Timed calls")
       ->check(whole_number(1, 10000))
       ->capture_default_str();
-  command->add_option("--json", options->json, "Also write a JSON object to this file");
+  command->add_option("--json", options->json, "Also write a JSON object to this file")->check(file_name());
   command->footer(
       "Without --operator, --gate and shape options it times a default set of cases. Names are\n"
       "operator/heads/lengths/gate, of decode operator/heads/sequences/state. Every state is float32.\n"
@@ -254,7 +255,7 @@ Command add_bench(CLI::App& app) {
       "--threads each case is timed on one thread and on all.\n"
       "GPU: times are between events on the device; 'x copy' is the ratio to a device-to-device copy that moves as\n"
       "many bytes as the call reads and writes.\n"
-      "Other implementations are compared from Python only, where they live: see the Python package's benchmark.\n"
+      "Other implementations are compared from Python only, where they live: see bench/gpu_record.py in the sources.\n"
       "Examples:\n"
       "  flashkda bench --device cpu\n"
       "  flashkda bench --tokens 2048 --heads 8 --gate slow --threads 1\n"

@@ -38,7 +38,7 @@ constexpr Tolerances kCpu{5e-6, 5e-5};
 constexpr Tolerances kTwoKernel{5e-3, 1.2e-2}, kFused{5e-3, 1.8e-2};
 
 double tolerance_of(const Options& options, const Execution& execution, const Problem& problem) {
-  if (!options.tolerance.empty()) return std::stod(options.tolerance);
+  if (!options.tolerance.empty()) return value_of_number(options.tolerance);
   const std::string path = execution.path();
   const Tolerances& tolerances = path == "cuda/fused" ? kFused : path == "cuda/two_kernel" ? kTwoKernel : kCpu;
   const auto family = problem.text.find("family");
@@ -63,8 +63,8 @@ void print(const std::string& name, const Comparison& c, bool passed) {
   if (!c.worst.empty())
     fmt::print("{:<16} worst at [{}]: got {:.9g}, reference {:.9g}\n", "", fmt::join(c.worst, ", "), c.worst_result,
                c.worst_reference);
-  fmt::print("{:<16} {} elements, {} NaN, {} Inf, {} of them where the reference has another value\n", "", c.elements,
-             c.nan, c.inf, c.mismatched);
+  fmt::print("{:<16} {} elements, {} NaN, {} Inf, {} elements finite on one side alone\n", "", c.elements, c.nan, c.inf,
+             c.mismatched);
 }
 
 ExitCode check(const Options& options) {

@@ -40,7 +40,7 @@ Comparison compare(const io::Tensor& result, const io::Tensor& reference) {
     c.nan += std::isnan(got);
     c.inf += std::isinf(got);
     if (!std::isfinite(got) || !std::isfinite(rounded)) {
-      c.mismatched += std::isnan(got) ? !std::isnan(rounded) : got != rounded;
+      c.mismatched += std::isfinite(got) != std::isfinite(rounded);
       continue;
     }
     const double d = std::fabs(got - exact), r = rounded - exact;

@@ -25,8 +25,9 @@ struct Comparison {
   int64_t elements = 0;
   int64_t nan = 0;  ///< in the result
   int64_t inf = 0;  ///< in the result
-  int64_t mismatched =
-      0;  ///< NaN or Inf in one of the two where the other, rounded to the result's type, holds something else
+  /// Elements that are finite in one of the two alone, the reference rounded to the result's type. NaN and Inf count as
+  /// one: whether a sum of infinities is the one or the other depends on the order of summation.
+  int64_t mismatched = 0;
 
   bool within(double tolerance) const { return mismatched == 0 && error_beyond_rounding <= tolerance; }
 };

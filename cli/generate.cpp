@@ -22,10 +22,10 @@ struct Options {
 };
 
 ExitCode generate(const Options& options) {
-  io::check_output_path(options.output);
+  io::OutputFile output(options.output);
   GeneratorOptions generator{shape_of(options.shape),
                              options.family,
-                             std::stof(options.gate_strength),
+                             static_cast<float>(value_of_number(options.gate_strength)),
                              value_of(float_types(), options.dtype),
                              {},
                              options.seed};
@@ -38,7 +38,7 @@ ExitCode generate(const Options& options) {
   file.metadata["gate_strength"] = options.gate_strength;
   file.metadata["seed"] = std::to_string(options.seed);
   progress.show("writing");
-  io::write_safetensors(options.output, file);
+  io::write_safetensors(output, file);
   progress.clear();
   fmt::print("written      {}\n", options.output);
   return kOk;
@@ -51,7 +51,7 @@ Command add_generate(CLI::App& app) {
   CLI::App* command = app.add_subcommand("generate", "Make reproducible inputs");
   std::vector<std::string> state_types = names_of(float_types());
   state_types.insert(state_types.begin(), "none");
-  command->add_option("OUTPUT", options->output, "Safetensors file to write")->required();
+  command->add_option("OUTPUT", options->output, "Safetensors file to write")->required()->check(file_name());
   add_shape_options(*command, options->shape);
   command->add_option("--family", options->family, "What the inputs look like, see below")
       ->check(one_of(family_names()))

@@ -3,8 +3,10 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <iterator>
 #include <new>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "api/error.h"
@@ -25,6 +27,18 @@ std::string message_of(const CLI::App* app, const CLI::Error& error) {
                        kCommands);
   return fmt::format("{} (see flashkda{} --help)", error.what(),
                      command_known ? " " + app->get_subcommands().front()->get_name() : "");
+}
+
+/// Names in a file may hold anything: what a terminal would obey is shown as \xNN.
+std::string printable(std::string_view text) {
+  std::string shown;
+  for (const char c : text) {
+    if (const auto byte = static_cast<unsigned char>(c); byte < 0x20 || byte == 0x7f)
+      fmt::format_to(std::back_inserter(shown), "\\x{:02x}", byte);
+    else
+      shown += c;
+  }
+  return shown;
 }
 
 int run(int argc, char** argv) {
@@ -59,11 +73,13 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return flash_kda::cli::run(argc, argv);
+    const int code = flash_kda::cli::run(argc, argv);
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+    std::fputs("flashkda: standard output: cannot be written in full\n", stderr);
   } catch (const std::bad_alloc&) {
     std::fputs("flashkda: host memory ran out: the tensors of this call do not fit\n", stderr);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "flashkda: %s\n", error.what());
+    fmt::print(stderr, "flashkda: {}\n", flash_kda::cli::printable(error.what()));
   }
   return flash_kda::cli::kError;
 }

@@ -88,6 +88,16 @@ CLI::Validator number(double first, double last, const std::string& accepted) {
   return in_range<double>(first, last, accepted);
 }
 
+CLI::Validator file_name() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return text.empty() ? std::string("got an empty name, accepted is the name of a file") : std::string();
+      },
+      "");
+}
+
+double value_of_number(const std::string& text) { return parse<double>(text).value(); }
+
 CLI::Validator one_of(const std::vector<std::string>& words) {
   return CLI::Validator(
       [words](std::string& text) {
@@ -151,8 +161,10 @@ void add_device_options(CLI::App& app, DeviceOptions& options, bool with_referen
   app.add_option("--device", options.device, accepted + "; auto is a GPU if one is usable, else the CPU")
       ->check(check)
       ->capture_default_str();
-  app.add_option("--threads", options.threads, "CPU threads; 0 is as many as the machine has")
-      ->check(whole_number(0, 4096))
+  app.add_option(
+         "--threads", options.threads,
+         "CPU threads, at most 1024; 0 is what OpenMP would take: OMP_NUM_THREADS, or as many as the machine has")
+      ->check(whole_number(0, 1024))
       ->capture_default_str();
 }
 
@@ -174,8 +186,8 @@ void apply(const OperatorText& text, const std::string& origin, flash_kda_forwar
       fail(FLASH_KDA_ERROR_VALUE, "{}: {}: {}", origin, key, wrong);
     if (found->first == "gate") args.gate = value_of(gates(), value);
     if (found->first == "beta_form") args.beta_form = value_of(beta_forms(), value);
-    if (found->first == "lower_bound") args.lower_bound = static_cast<float>(parse<double>(value).value());
-    if (found->first == "scale") args.scale = static_cast<float>(parse<double>(value).value());
+    if (found->first == "lower_bound") args.lower_bound = static_cast<float>(value_of_number(value));
+    if (found->first == "scale") args.scale = static_cast<float>(value_of_number(value));
     if (found->first == "l2norm") args.l2norm = value == "on" ? 1 : 0;
   }
 }

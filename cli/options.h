@@ -18,6 +18,10 @@ namespace flash_kda::cli {
 CLI::Validator whole_number(int64_t first, int64_t last);
 CLI::Validator number(double first, double last, const std::string& accepted);
 CLI::Validator one_of(const std::vector<std::string>& words);
+CLI::Validator file_name();
+
+/// The value of a text that number() has accepted.
+double value_of_number(const std::string& text);
 
 /// The names of an option with a fixed set of values, in the order of its help text.
 template <typename Value>

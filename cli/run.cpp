@@ -1,10 +1,14 @@
 // flashkda run: tensors in, results out.
 #include <fmt/format.h>
 
+#include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <system_error>
 
+#include "api/error.h"
 #include "cli/commands.h"
 #include "cli/execution.h"
 #include "cli/options.h"
@@ -23,7 +27,13 @@ struct Options {
 };
 
 ExitCode run(const Options& options) {
-  if (!options.output.empty()) io::check_output_path(options.output);
+  std::optional<io::OutputFile> output;
+  if (!options.output.empty()) {
+    std::error_code code;
+    if (std::filesystem::equivalent(options.input, options.output, code))
+      fail(FLASH_KDA_ERROR_VALUE, "--output: got {}, which is the input, accepted is another file", options.output);
+    output.emplace(options.output);
+  }
   const Progress progress;
   progress.show("reading the input");
   const Problem problem = read_problem(options.input, options.text);
@@ -36,12 +46,11 @@ ExitCode run(const Options& options) {
   const double seconds = execution.run(1).front();
   const int64_t tokens = problem.tokens();
   const double tokens_per_second = seconds > 0 ? static_cast<double>(tokens) / seconds : 0;
-  if (!options.output.empty()) {
+  if (output) {
     progress.show("writing the results");
     io::write_safetensors(
-        options.output,
-        {execution.results(),
-         {{"made_by", "flashkda run " + version()}, {"device", device.name()}, {"plan", execution.plan()}}});
+        *output, {execution.results(),
+                  {{"made_by", "flashkda run " + version()}, {"device", device.name()}, {"plan", execution.plan()}}});
   }
   progress.clear();
   if (options.json) {
@@ -49,7 +58,7 @@ ExitCode run(const Options& options) {
                                 {"path", execution.path()}, {"plan", execution.plan()},
                                 {"tokens", tokens},         {"sequences", problem.sequences()},
                                 {"ms", seconds * 1e3},      {"tokens_per_s", tokens_per_second}};
-    if (!options.output.empty()) json["output"] = options.output;
+    if (output) json["output"] = options.output;
     fmt::print("{}\n", json.dump(2));
     return kOk;
   }
@@ -57,7 +66,7 @@ ExitCode run(const Options& options) {
   fmt::print("tokens       {} in {} sequences, {} heads\n", tokens, problem.sequences(), problem.extent("v", 2));
   fmt::print("time         {:.3f} ms\n", seconds * 1e3);
   fmt::print("speed        {:.0f} tokens/s\n", tokens_per_second);
-  if (!options.output.empty()) fmt::print("written      {}\n", options.output);
+  if (output) fmt::print("written      {}\n", options.output);
   return kOk;
 }
 
@@ -72,8 +81,10 @@ Command add_run(CLI::App& app) {
                    "A_log [HV], dt_bias [HV,K], cu_seqlens [N+1], initial_state [N,HV,V,K], read_index [N], "
                    "has_initial_state [N], checkpoints [M,2]")
       ->required();
-  command->add_option("-o,--output", options->output,
-                      "Write out [B,T,HV,V], final_state [N,HV,V,K] and checkpoint_state [M,HV,V,K] to this file");
+  command
+      ->add_option("-o,--output", options->output,
+                   "Write out [B,T,HV,V], final_state [N,HV,V,K] and checkpoint_state [M,HV,V,K] to this file")
+      ->check(file_name());
   command->add_flag("--json", options->json, "Print a JSON object instead of text");
   add_device_options(*command, options->device, true);
   add_result_types(*command, options->out_type, options->state_type);

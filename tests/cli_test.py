@@ -5,8 +5,11 @@ import json
 import math
 import os
 import pty
+import resource
+import signal
 import struct
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -155,6 +158,12 @@ def test_generated_numbers_are_standard_normal(tmp_path):
     assert abs(sum(x * y for x, y in zip(a, b, strict=True))) / len(a) < 0.02
 
 
+def test_a_gate_strength_below_fp32s_normal_range(tmp_path):
+    for name, strength in (("a", "1e-40"), ("b", "0")):
+        flashkda("generate", tmp_path / name, "--tokens", 3, "--heads", 1, "--gate-strength", strength)
+    assert read(tmp_path / "a")[0] == read(tmp_path / "b")[0]
+
+
 def test_another_seed_gives_other_numbers(tmp_path):
     for seed in (0, 1):
         flashkda("generate", tmp_path / str(seed), "--tokens", 8, "--heads", 1, "--seed", seed)
@@ -274,8 +283,9 @@ def test_check_of_every_family(tmp_path, family, dtype):
     assert result["tolerance"] == (5e-5 if family in ("F6", "F7") else 5e-6)
 
 
-def test_check_fails_with_exit_code_1(inputs):
-    text = flashkda("check", inputs, "--device", "cpu", "--tolerance", 0, code=1)
+@pytest.mark.parametrize("tolerance", [0, "1e-310"])
+def test_check_fails_with_exit_code_1(inputs, tolerance):
+    text = flashkda("check", inputs, "--device", "cpu", "--tolerance", tolerance, code=1)
     assert "verdict          FAILED" in text and "worst at [" in text
 
 
@@ -291,6 +301,20 @@ def test_check_counts_nan_and_inf_apart(inputs, tmp_path):
     assert result["passed"]
     assert (result["out"]["nan"], result["out"]["inf"], result["out"]["mismatched"]) == (2, 0, 0)
     assert result["final_state"]["nan"] == 16
+
+
+def test_check_of_an_infinite_value(inputs, tmp_path):
+    """The recurrence and the chunked form sum infinities in different orders; what is finite in one is in the other."""
+    tensors, metadata = read(inputs)
+    v = bytearray(tensors["v"][2])
+    struct.pack_into("<f", v, 4 * (20 * 2 * 8 + 8 + 5), math.inf)  # token 20, head 1, column 5
+    tensors["v"] = (*tensors["v"][:2], bytes(v))
+    path = tmp_path / "inf.safetensors"
+    write(path, tensors, metadata)
+    result = json.loads(flashkda("check", path, "--device", "cpu", "--json"))
+    assert result["passed"] and result["out"]["mismatched"] == 0
+    assert result["out"]["nan"] + result["out"]["inf"] == 20
+    assert result["final_state"]["nan"] + result["final_state"]["inf"] == 16
 
 
 # ---- on a GPU ---------------------------------------------------------------------------------------------------------------
@@ -488,9 +512,12 @@ def test_help_teaches_with_examples(command):
         (["run", "missing.safetensors"], "missing.safetensors: cannot be opened"),
         (["run", "IN", "-o", "no/such/folder/x"], "the folder"),
         (["run", "IN", "-o", "/dev/null"], "not a regular file"),
+        (["run", "IN", "-o", "IN"], "which is the input, accepted is another file"),
+        (["run", "IN", "-o", ""], "--output: got an empty name, accepted is the name of a file"),
+        (["generate", ""], "OUTPUT: got an empty name"),
         (["run", "IN", "--device", "tpu"], "--device: got tpu, accepted is auto, cpu, cuda, cuda:N or reference"),
         (["check", "IN", "--device", "reference"], "--device: got reference, accepted is auto, cpu, cuda or cuda:N"),
-        (["run", "IN", "--threads", "-1"], "--threads: got -1, accepted is a whole number from 0 to 4096"),
+        (["run", "IN", "--threads", "-1"], "--threads: got -1, accepted is a whole number from 0 to 1024"),
         (["run", "IN", "--gate", "relu"], "--gate: got relu, accepted is bounded, softplus, log"),
         (["run", "IN", "--lower-bound", "-6"], "--lower-bound: got -6, accepted is a number x with -5 <= x < 0"),
         (["run", "IN", "--lower-bound", "0"], "--lower-bound: got 0,"),
@@ -558,12 +585,56 @@ def test_errors_in_the_input_file(inputs, tmp_path, change, message):
     ],
 )
 def test_a_result_that_cannot_be_written(inputs, tmp_path, arguments):
-    path = tmp_path / ("x" * 250)  # what is written first has a suffix, and then a name that is too long
-    names = {"IN": inputs, "NAME": path}
-    done = subprocess.run([BINARY, *(str(names.get(a, a)) for a in arguments)], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 2  # of bench after its table
-    assert f"{path}: cannot be written (File name too long), accepted is a file in a folder that takes new files" in done.stderr
-    assert not list(tmp_path.glob("x*"))
+    """It shows before anything is computed."""
+    for path, message in (("/proc/new", "cannot be written ("), (tmp_path / ("x" * 256), "(File name too long), accepted is")):
+        names = {"IN": inputs, "NAME": path}
+        assert message in flashkda(*(names.get(a, a) for a in arguments), code=2)
+    assert list(tmp_path.iterdir()) == [inputs]
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path):
+    path = tmp_path / "out.safetensors"
+    path.write_text("old")
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # noqa: E731
+    command = [BINARY, "generate", str(path), "--tokens", "8", "--heads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, restore_signals=False, timeout=300)
+    assert done.returncode == 2 and f"{path}: cannot be written (File too large), accepted is a file in" in done.stderr
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_the_input_is_never_the_output(inputs, tmp_path):
+    """By whatever name: a link of either kind, or a path with a detour."""
+    before = inputs.read_bytes()
+    (tmp_path / "symbolic").symlink_to(inputs)
+    (tmp_path / "hard").hardlink_to(inputs)
+    for name in ("symbolic", "hard", f"../{tmp_path.name}/{inputs.name}"):
+        assert "is the input" in flashkda("run", inputs, "--device", "cpu", "-o", tmp_path / name, code=2)
+    assert inputs.read_bytes() == before
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["info"], ["run", "IN"], ["check", "IN", "--json"]])
+def test_a_full_standard_output_is_an_error(inputs, arguments):
+    with open("/dev/full", "w") as full:
+        command = [BINARY, *(str(inputs) if a == "IN" else a for a in arguments)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (2, "flashkda: standard output: cannot be written in full\n")
+
+
+def test_an_interruption_leaves_nothing(tmp_path):
+    """Whatever it meets: the generation of 3 GB or the writing of it."""
+    path = tmp_path / "large.safetensors"
+    with subprocess.Popen([BINARY, "generate", str(path), "--tokens", "65536", "--heads", "64"]) as process:
+        time.sleep(0.5)
+        process.kill()
+    assert process.returncode == -signal.SIGKILL and list(tmp_path.iterdir()) == []
+
+
+def test_names_in_a_file_do_not_reach_the_terminal_raw(inputs, tmp_path):
+    tensors, metadata = read(inputs)
+    tensors["\x1b[2Jq\n"] = tensors["q"]
+    path = tmp_path / "bad.safetensors"
+    write(path, tensors, metadata)
+    assert "tensor '\\x1b[2Jq\\x0a': not an argument" in flashkda("run", path, code=2)
 
 
 def test_a_cut_file_is_refused_by_name(inputs, tmp_path):

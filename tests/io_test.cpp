@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -36,6 +37,7 @@ class SafetensorsFile : public ::testing::Test {
     std::vector<std::string> found;
     for (const auto& entry : std::filesystem::directory_iterator(folder_))
       found.push_back(entry.path().filename().string());
+    std::sort(found.begin(), found.end());
     return found;
   }
 
@@ -176,30 +178,65 @@ TEST_F(SafetensorsFile, AFailedWriteLeavesTheOldFile) {
   EXPECT_EQ(names(), std::vector<std::string>{"a"});
 }
 
+TEST_F(SafetensorsFile, WritingKeepsTheMode) {
+  namespace fs = std::filesystem;
+  std::ofstream(path("a")) << "old";
+  constexpr fs::perms kMode = fs::perms::owner_read | fs::perms::owner_write | fs::perms::group_read;
+  fs::permissions(path("a"), kMode);
+  write_safetensors(path("a"), {});
+  EXPECT_EQ(fs::status(path("a")).permissions(), kMode);
+}
+
+TEST_F(SafetensorsFile, ALongNameIsNoTrouble) {
+  const std::string name(255, 'x');
+  write_safetensors(path(name), {});
+  EXPECT_EQ(names(), std::vector<std::string>{name});
+}
+
+TEST_F(SafetensorsFile, NothingIsThereBeforeTheWriting) {
+  { const OutputFile unused(path("a")); }
+  EXPECT_EQ(names(), std::vector<std::string>{});
+  std::ofstream(path("a")) << "old";
+  OutputFile output(path("a"));
+  EXPECT_EQ(contents(path("a")), "old");
+  const std::string text = "new";
+  output.write({std::as_bytes(std::span(text))});
+  EXPECT_EQ(contents(path("a")), "new");
+  EXPECT_EQ(names(), std::vector<std::string>{"a"});
+}
+
 TEST_F(SafetensorsFile, OutputsThatCannotBeFiles) {
   const auto message = [](const std::string& where) {
     try {
-      check_output_path(where);
+      const OutputFile output(where);
     } catch (const Error& error) {
       return std::string(error.what());
     }
     return std::string("accepted");
   };
+  EXPECT_TRUE(contains(message(""), "got an empty name"));
   EXPECT_TRUE(contains(message(path("no/such/file")), "does not exist"));
   EXPECT_TRUE(contains(message(folder_.string()), "not a regular file"));
   EXPECT_TRUE(contains(message("/dev/null"), "not a regular file"));
+  EXPECT_TRUE(contains(message("/proc/new"), "/proc/new: cannot be written ("));  // a folder that takes no files
+  std::filesystem::create_symlink("nowhere", path("link"));
+  EXPECT_TRUE(contains(message(path("link")), "a link to a file that does not exist"));
+  std::ofstream(path("read-only")) << "old";
+  std::filesystem::permissions(path("read-only"), std::filesystem::perms::owner_read);
+  EXPECT_TRUE(contains(message(path("read-only")), "got a read-only file"));
   EXPECT_EQ(message(path("new")), "accepted");
+  EXPECT_EQ(names(), (std::vector<std::string>{"link", "read-only"}));
 }
 
 TEST_F(SafetensorsFile, FilesThatCannotBeWritten) {
-  const std::string name(250, 'x');  // with the suffix of the temporary file longer than a name may be
+  const std::string name(256, 'x');  // longer than a name may be
   try {
     write_safetensors(path(name), {});
     ADD_FAILURE() << "accepted";
   } catch (const Error& error) {
-    EXPECT_EQ(error.what(), path(name) +
-                                ": cannot be written (File name too long), accepted is a file in a folder that "
-                                "takes new files and has room for 16 bytes");
+    EXPECT_EQ(
+        error.what(),
+        path(name) + ": got a name that no file can have (File name too long), accepted is a new or a regular file");
   }
   EXPECT_EQ(names(), std::vector<std::string>{});
 }

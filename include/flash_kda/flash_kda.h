@@ -156,7 +156,7 @@ typedef struct flash_kda_forward_args {
   size_t workspace_size; /* bytes */
 } flash_kda_forward_args;
 
-/* Decode: one to eight tokens a sequence on a state pool that is read and written in place. Equal to forward over the
+/* Decode: up to eight tokens a sequence on a state pool that is read and written in place. Equal to forward over the
  * same tokens, within rounding. Members mean what they mean in flash_kda_forward_args. */
 typedef struct flash_kda_decode_args {
   size_t struct_size; /* set by flash_kda_decode_args_init */

@@ -94,7 +94,7 @@ struct DecodeArgs : flash_kda_decode_args {
 /// Throws Error.
 inline void forward(const flash_kda_forward_args& args) { detail::check(flash_kda_forward(&args)); }
 
-/// One to eight tokens a sequence on the pool args.state [slots, HV, V, K], which is read and written in place; writes
+/// Up to eight tokens a sequence on the pool args.state [slots, HV, V, K], which is read and written in place; writes
 /// out [B, T, HV, V]. On CUDA it returns when the work is enqueued on args.stream. Throws Error.
 inline void decode(const flash_kda_decode_args& args) { detail::check(flash_kda_decode(&args)); }
 

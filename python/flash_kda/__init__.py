@@ -11,7 +11,7 @@ The operator, per sequence and value head, with a state S of shape [V, K]::
 Source of the formula: Kimi Linear (Moonshot AI, arXiv:2510.26692), section 3.
 
 ``fwd`` and ``get_workspace_size`` have the names, order and meaning of the published FlashKDA package. ``forward`` is
-the same operator with every option by keyword and results that are returned; ``decode`` is for one to eight tokens on a
+the same operator with every option by keyword and results that are returned; ``decode`` is for up to eight tokens on a
 state pool. Tensors in host memory run the CPU backend, tensors on a GPU run CUDA on the current stream of their
 framework.
 """

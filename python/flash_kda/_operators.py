@@ -297,7 +297,7 @@ def decode(
     stream: int | None = None,
     workspace: Array | None = None,
 ) -> Array:
-    """KDA over one to eight tokens a sequence, on a state pool that is read and written in place; returns the output.
+    """KDA over up to eight tokens a sequence, on a state pool that is read and written in place; returns the output.
 
     Equal to `forward` over the same tokens, within rounding. What is not listed here means what it means there.
 

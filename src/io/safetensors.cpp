@@ -1,12 +1,16 @@
 #include "io/safetensors.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <bit>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -209,7 +213,14 @@ File load(uint64_t total, const std::string& name, const Read& read) {
 
 /// The file that writing to `path` replaces: links are followed, so that a link stays one.
 std::filesystem::path target_of(const std::string& path) {
-  return std::filesystem::weakly_canonical(std::filesystem::absolute(path));
+  if (path.empty()) refuse("output: got an empty name, accepted is the name of a file");
+  std::error_code code;
+  if (std::filesystem::is_symlink(path, code) && !std::filesystem::exists(path, code))
+    refuse("{}: got a link to a file that does not exist, accepted is a new or a regular file", path);
+  std::filesystem::path target = std::filesystem::weakly_canonical(std::filesystem::absolute(path), code);
+  if (code)
+    refuse("{}: got a name that no file can have ({}), accepted is a new or a regular file", path, code.message());
+  return target;
 }
 
 /// Tensors in file order: large elements first, so that each begins at a multiple of its element's size.
@@ -284,45 +295,73 @@ File read_safetensors(const std::string& path) {
   });
 }
 
-void check_output_path(const std::string& path) {
+OutputFile::OutputFile(const std::string& path) : path_(path), target_(target_of(path)) {
+  namespace fs = std::filesystem;
   std::error_code code;
-  const std::filesystem::path target = target_of(path), folder = target.parent_path();
-  if (!std::filesystem::is_directory(folder, code))
+  const fs::path folder = target_.parent_path();
+  if (!fs::is_directory(folder, code))
     refuse("{}: the folder {} does not exist, accepted is a file in an existing folder", path, folder.string());
-  if (std::filesystem::exists(target, code) && !std::filesystem::is_regular_file(target, code))
+  const fs::file_status status = fs::status(target_, code);
+  const bool replaces = fs::exists(status);
+  if (replaces && !fs::is_regular_file(status))
     refuse("{}: got something that is not a regular file, accepted is a new or a regular file", path);
+  constexpr fs::perms kWritable = fs::perms::owner_write | fs::perms::group_write | fs::perms::others_write;
+  if (replaces && ((status.permissions() & kWritable) == fs::perms::none || access(target_.c_str(), W_OK) != 0))
+    refuse("{}: got a read-only file, accepted is a new file or one that may be written", path);
+
+  static std::atomic<int> count = 0;
+  temporary_ = folder / fmt::format(".flashkda-{}-{}.tmp", getpid(), ++count);
+  descriptor_ = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) {  // a file system without files that have no name
+    descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    named_ = descriptor_ >= 0;
+  }
+  if (descriptor_ < 0) fail_to_write(std::strerror(errno), 0);
+  if (replaces && fchmod(descriptor_, static_cast<mode_t>(status.permissions())) != 0)
+    fail_to_write(std::strerror(errno), 0);
 }
 
-void write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts) {
-  check_output_path(path);
-  const std::filesystem::path target = target_of(path);
-  std::filesystem::path temporary = target;
-  temporary += fmt::format(".{}.tmp", getpid());
-  std::ofstream stream(temporary, std::ios::binary | std::ios::trunc);
+OutputFile::~OutputFile() {
+  if (descriptor_ >= 0) close(descriptor_);
+  if (named_) unlink(temporary_.c_str());
+}
+
+void OutputFile::fail_to_write(const char* reason, size_t bytes) const {
+  refuse("{}: cannot be written ({}), accepted is a file in a folder that takes new files and has room for {} bytes",
+         path_, reason, bytes);
+}
+
+void OutputFile::write(const std::vector<std::span<const std::byte>>& parts) {
   size_t total = 0;
-  for (const std::span<const std::byte> part : parts) {
-    stream.write(reinterpret_cast<const char*>(part.data()), static_cast<std::streamsize>(part.size()));
-    total += part.size();
+  for (const std::span<const std::byte> part : parts) total += part.size();
+  for (std::span<const std::byte> rest : parts) {
+    while (!rest.empty()) {
+      const ssize_t written = ::write(descriptor_, rest.data(), rest.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written < 0) fail_to_write(std::strerror(errno), total);
+      rest = rest.subspan(static_cast<size_t>(written));
+    }
   }
-  stream.close();
-  std::error_code code;
-  if (stream) std::filesystem::rename(temporary, target, code);
-  if (!stream || code) {
-    const std::string reason = code ? code.message() : std::strerror(errno);
-    std::filesystem::remove(temporary, code);
-    refuse("{}: cannot be written ({}), accepted is a file in a folder that takes new files and has room for {} bytes",
-           path, reason, total);
-  }
+  // A link cannot replace a file, a renaming can.
+  const std::string unnamed = fmt::format("/proc/self/fd/{}", descriptor_);
+  named_ = named_ || linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  if (!named_ || rename(temporary_.c_str(), target_.c_str()) != 0) fail_to_write(std::strerror(errno), total);
+  named_ = false;
 }
 
-void write_safetensors(const std::string& path, const File& file) {
-  const std::string header = header_of(file, path);
+void write_safetensors(OutputFile& output, const File& file) {
+  const std::string header = header_of(file, output.path());
   const uint64_t header_bytes = header.size();
   std::vector<std::span<const std::byte>> parts{std::as_bytes(std::span(&header_bytes, 1)),
                                                 std::as_bytes(std::span(header))};
   for (const auto& [name, tensor] : file_order(file.tensors))
     parts.emplace_back(tensor->data.data(), tensor->data.size());
-  write_file(path, parts);
+  output.write(parts);
+}
+
+void write_safetensors(const std::string& path, const File& file) {
+  OutputFile output(path);
+  write_safetensors(output, file);
 }
 
 const char* name_of(flash_kda_dtype dtype) { return type_of(dtype).name; }

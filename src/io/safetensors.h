@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <span>
@@ -59,14 +60,34 @@ File parse_safetensors(std::span<const std::byte> bytes, const std::string& name
 /// Read a file. Tensors go from the file to their buffers directly.
 File read_safetensors(const std::string& path);
 
-/// Throws Error unless `path` can become an output: its folder exists, and it is new or a regular file.
-void check_output_path(const std::string& path);
+/// A file that is there whole or not at all: what `path` names is replaced by `write`, with its mode kept, and until
+/// then by nothing. The file has no name before, so that an interruption leaves nothing; where the file system cannot
+/// have such files, a hidden one beside `path`.
+class OutputFile {
+ public:
+  /// Throws Error unless `path` can become an output: it is new or a regular file that may be written, in a folder that
+  /// takes new files.
+  explicit OutputFile(const std::string& path);
+  ~OutputFile();
+  OutputFile(const OutputFile&) = delete;
+  OutputFile& operator=(const OutputFile&) = delete;
 
-/// Write `parts` behind one another under a temporary name beside `path`, then rename: a failure leaves what was there
-/// before.
-void write_file(const std::string& path, const std::vector<std::span<const std::byte>>& parts);
+  const std::string& path() const { return path_; }
 
-/// By write_file. The same contents give the same bytes.
+  /// The whole contents, `parts` behind one another. Once.
+  void write(const std::vector<std::span<const std::byte>>& parts);
+
+ private:
+  [[noreturn]] void fail_to_write(const char* reason, size_t bytes) const;
+
+  std::string path_;
+  std::filesystem::path target_, temporary_;
+  int descriptor_ = -1;
+  bool named_ = false;  ///< whether there is a file of the temporary name
+};
+
+/// The same contents give the same bytes.
+void write_safetensors(OutputFile& output, const File& file);
 void write_safetensors(const std::string& path, const File& file);
 
 /// "float32", ... as messages and options spell it.
