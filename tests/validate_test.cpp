@@ -536,17 +536,17 @@ const std::vector<Refusal<Forward>> kForwardRefusals{
      kFixed,
      [](Forward& a) { a.out.strides[1] = 0; },
      kValue,
-     {"out: got strides [24, 0, 8, 1] for shape [2, 3, 1, 8]", "without elements that overlap"}},
+     {"out: got strides [24, 0, 8, 1] for shape [2, 3, 1, 8]", "strides that step over all that smaller ones reach"}},
     {"OutRowsOverlap",
      kFixed,
      [](Forward& a) { a.out.strides[1] = 7; },
      kValue,
-     {"out: got strides [24, 7, 8, 1]", "without elements that overlap"}},
+     {"out: got strides [24, 7, 8, 1]", "strides that step over all that smaller ones reach"}},
     {"FinalSlotsOverlap",
      kFixed,
      [](Forward& a) { a.final_state.strides[0] = 63; },
      kValue,
-     {"final_state: got strides [63, 64, 8, 1]", "without elements that overlap"}},
+     {"final_state: got strides [63, 64, 8, 1]", "strides that step over all that smaller ones reach"}},
 
     // Addresses
     {"QNull", kFixed, [](Forward& a) { a.q.data = nullptr; }, kValue, {"q: data is null", "a pointer to 48 elements"}},
@@ -767,7 +767,7 @@ const std::vector<Refusal<Decode>> kDecodeRefusals{
      kDecode,
      [](Decode& a) { a.state.strides[0] = 0; },
      kValue,
-     {"state: got strides [0, 64, 8, 1]", "without elements that overlap"}},
+     {"state: got strides [0, 64, 8, 1]", "strides that step over all that smaller ones reach"}},
 };
 
 class ForwardRefusal : public testing::TestWithParam<Refusal<Forward>> {};

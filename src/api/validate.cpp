@@ -222,7 +222,7 @@ void check_distinct_elements(const Argument& a) {
   for (const auto& [stride, extent] : std::span(dims).first(count)) {
     if (stride < below)
       fail(FLASH_KDA_ERROR_VALUE,
-           "{}: got strides [{}] for shape {}, accepted are strides without elements that overlap", a.name,
+           "{}: got strides [{}] for shape {}, accepted are strides that step over all that smaller ones reach", a.name,
            fmt::join(t.strides, t.strides + t.rank, ", "), text_of_shape(t));
     below += stride * (extent - 1);
   }
