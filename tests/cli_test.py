@@ -289,15 +289,19 @@ def test_check_fails_with_exit_code_1(inputs, tolerance):
     assert "verdict          FAILED" in text and "worst at [" in text
 
 
-def test_check_counts_nan_and_inf_apart(inputs, tmp_path):
-    """A NaN in v of head 1 stays in head 1, and is no failure: the reference has it, too."""
+def check_with(value, token, inputs, path):
+    """The check of inputs with `value` in v of `token`, head 1, column 5."""
     tensors, metadata = read(inputs)
     v = bytearray(tensors["v"][2])
-    struct.pack_into("<f", v, 4 * (38 * 2 * 8 + 8 + 5), math.nan)  # token 38, head 1, column 5
+    struct.pack_into("<f", v, 4 * (token * 2 * 8 + 8 + 5), value)
     tensors["v"] = (*tensors["v"][:2], bytes(v))
-    path = tmp_path / "nan.safetensors"
     write(path, tensors, metadata)
-    result = json.loads(flashkda("check", path, "--device", "cpu", "--json"))
+    return json.loads(flashkda("check", path, "--device", "cpu", "--json"))
+
+
+def test_check_counts_nan_and_inf_apart(inputs, tmp_path):
+    """A NaN in v of head 1 stays in head 1, and is no failure: the reference has it, too."""
+    result = check_with(math.nan, 38, inputs, tmp_path / "nan.safetensors")
     assert result["passed"]
     assert (result["out"]["nan"], result["out"]["inf"], result["out"]["mismatched"]) == (2, 0, 0)
     assert result["final_state"]["nan"] == 16
@@ -305,13 +309,7 @@ def test_check_counts_nan_and_inf_apart(inputs, tmp_path):
 
 def test_check_of_an_infinite_value(inputs, tmp_path):
     """The recurrence and the chunked form sum infinities in different orders; what is finite in one is in the other."""
-    tensors, metadata = read(inputs)
-    v = bytearray(tensors["v"][2])
-    struct.pack_into("<f", v, 4 * (20 * 2 * 8 + 8 + 5), math.inf)  # token 20, head 1, column 5
-    tensors["v"] = (*tensors["v"][:2], bytes(v))
-    path = tmp_path / "inf.safetensors"
-    write(path, tensors, metadata)
-    result = json.loads(flashkda("check", path, "--device", "cpu", "--json"))
+    result = check_with(math.inf, 20, inputs, tmp_path / "inf.safetensors")
     assert result["passed"] and result["out"]["mismatched"] == 0
     assert result["out"]["nan"] + result["out"]["inf"] == 20
     assert result["final_state"]["nan"] + result["final_state"]["inf"] == 16

@@ -635,12 +635,12 @@ const std::vector<Refusal<Forward>> kForwardRefusals{
      kEverything,
      [](Forward& a) { data<int32_t>(a.checkpoints)[1] = -64; },
      kValue,
-     {"checkpoints[0]: got offset -64", "a multiple of 64"}},
+     {"checkpoints[0]: got offset -64", "accepted is 0 or a positive multiple of 64"}},
     {"CheckpointOffsetOdd",
      kEverything,
      [](Forward& a) { data<int32_t>(a.checkpoints)[3] = 32; },
      kValue,
-     {"checkpoints[1]: got offset 32", "a multiple of 64"}},
+     {"checkpoints[1]: got offset 32", "accepted is 0 or a positive multiple of 64"}},
 
     // Overlap
     {"OutOverQ", kFixed, [](Forward& a) { a.out = a.q; }, kValue, {"out: its memory overlaps q", "memory of its own"}},

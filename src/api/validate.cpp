@@ -461,8 +461,8 @@ void check_checkpoints(const Params& p) {
       fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got sequence {}, accepted is 0 to N - 1 = {}", m, sequence,
            p.N - 1);
     if (offset < 0 || offset % kCheckpointStep != 0)
-      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got offset {}, accepted is a multiple of {}", m, offset,
-           kCheckpointStep);
+      fail(FLASH_KDA_ERROR_VALUE, "checkpoints[{}]: got offset {}, accepted is 0 or a positive multiple of {}", m,
+           offset, kCheckpointStep);
   }
 }
 

@@ -114,7 +114,7 @@ TABLE = {
     "checkpoint": (
         {"checkpoints": np.array([[0, 10]], np.int32), "checkpoint_state": ONE.copy()},
         ValueError,
-        re.escape("checkpoints[0]: got offset 10, accepted is a multiple of 64"),
+        re.escape("checkpoints[0]: got offset 10, accepted is 0 or a positive multiple of 64"),
     ),
     "workspace rank": ({"workspace": WIDE}, ValueError, "workspace: got rank 4"),
     # Device
