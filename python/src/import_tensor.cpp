@@ -92,9 +92,10 @@ Gradients recorded_gradients() {
   }
   static PyObject* const level_name = PyUnicode_InternFromString("_current_level");
   const nb::object enabled = nb::steal(PyObject_CallNoArgs(backward));
+  if (!enabled.is_valid()) throw nb::python_error();
   const nb::object level = nb::steal(PyObject_GetAttr(forward, level_name));
-  if (!enabled.is_valid() || !level.is_valid()) throw nb::python_error();
-  return {.backward = enabled.ptr() == Py_True, .forward = nb::cast<int>(level) >= 0};
+  if (!level.is_valid()) PyErr_Clear();  // it is not documented: without it every tensor is asked
+  return {.backward = enabled.ptr() == Py_True, .forward = !level.is_valid() || nb::cast<int>(level) >= 0};
 }
 
 /// torch: gradients are recorded by the framework, not by this call, so a tensor that asks for them would silently get

@@ -211,6 +211,8 @@ File load(uint64_t total, const std::string& name, const Read& read) {
 
 // ---- Writing ----
 
+constexpr const char* kOpenFiles = "/proc/self/fd";  // links to the files of the process
+
 /// The file that writing to `path` replaces: links are followed, so that a link stays one.
 std::filesystem::path target_of(const std::string& path) {
   if (path.empty()) refuse("output: got an empty name, accepted is the name of a file");
@@ -311,14 +313,14 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(target_of
 
   static std::atomic<int> count = 0;
   temporary_ = folder / fmt::format(".flashkda-{}-{}.tmp", getpid(), ++count);
-  descriptor_ = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
-  if (descriptor_ < 0) {  // a file system without files that have no name
+  if (access(kOpenFiles, X_OK) == 0) descriptor_ = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
+  if (descriptor_ < 0) {  // a file system without files that have no name, or no way to name them later
     descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     named_ = descriptor_ >= 0;
   }
   if (descriptor_ < 0) fail_to_write(std::strerror(errno), 0);
-  if (replaces && fchmod(descriptor_, static_cast<mode_t>(status.permissions())) != 0)
-    fail_to_write(std::strerror(errno), 0);
+  // A file system without modes may refuse, and then has none to keep.
+  if (replaces) static_cast<void>(fchmod(descriptor_, static_cast<mode_t>(status.permissions())));
 }
 
 OutputFile::~OutputFile() {
@@ -343,7 +345,7 @@ void OutputFile::write(const std::vector<std::span<const std::byte>>& parts) {
     }
   }
   // A link cannot replace a file, a renaming can.
-  const std::string unnamed = fmt::format("/proc/self/fd/{}", descriptor_);
+  const std::string unnamed = fmt::format("{}/{}", kOpenFiles, descriptor_);
   named_ = named_ || linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
   if (!named_ || rename(temporary_.c_str(), target_.c_str()) != 0) fail_to_write(std::strerror(errno), total);
   named_ = false;
