@@ -33,7 +33,10 @@ command_gpu_kit() {
 install_for_gpu() {
   local kit=$1 scratch=$2 python=$3
   if [[ -n $kit ]]; then
+    # What this python3 sees, also where it is of a virtual environment itself, whose packages --system-site-packages leaves out.
     python3 -m venv --system-site-packages "$scratch/venv"
+    python3 -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+      > "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/machine.pth"
     "$python" -m pip install --quiet --no-index --no-deps "$kit"/wheels/*.whl
     "$python" -m pip install --quiet --no-index --no-deps --target "$scratch/peer" "$kit"/peer/*.whl
     CMAKE_PREFIX_PATH=$kit/prefix/usr "$python" -m pip install --quiet --no-index --no-deps --no-build-isolation \
