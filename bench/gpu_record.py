@@ -2,10 +2,12 @@
 """Accuracy and speed of the CUDA backend beside its peers, in one run on one GPU.
 
     python bench/gpu_record.py FOLDER [--published DIR] [--no-fla]
+    python bench/gpu_record.py --compile
 
-writes FOLDER/accuracy/peers.json and FOLDER/benchmarks/peers.json for tools/record.py. Needs torch and this package; fla's
-Triton kernel where flash-linear-attention is importable; and, with --published, the published package of the same module
-name installed in DIR, which runs in a process of its own.
+The first writes FOLDER/accuracy/peers.json and FOLDER/benchmarks/peers.json for tools/record.py. Needs torch and this package;
+fla's Triton kernel where flash-linear-attention is importable; and, with --published, the published package of the same
+module name installed in DIR, which runs in a process of its own. The second compiles fla's kernels into Triton's cache, on
+all cores and beside whatever else runs: it takes minutes, for which the first then does not wait.
 
 Accuracy: rows F1 to F8 (bf16 tensors, T 1024, 4 heads, fp32 states, mean of five seeds), relative Frobenius error of output
 and final state against a recurrence in fp64. Speed: device time between events around one call, median of 20 after 5, fp32
@@ -17,10 +19,12 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,7 @@ BENCHMARKS = [
 PATHS = ["two_kernel", "fused"]
 FAMILY_OF_GATE = {"random": "F1", "slow": "F3", "mixed": "F5"}
 FAMILIES = [f"F{i}" for i in range(1, 9)]
+ACCURACY_TOKENS, ACCURACY_HEADS = 1024, 4
 
 
 def family(name: str, tokens: int, heads: int) -> dict[str, torch.Tensor]:
@@ -183,8 +188,8 @@ def accuracy(calls: dict[str, Call], seeds: int) -> list[dict[str, Any]]:
         sums: dict[str, list[float]] = {peer: [0.0, 0.0] for peer in calls}
         for seed in range(seeds):
             torch.manual_seed(seed)
-            x = family(name, 1024, 4)
-            state = torch.randn(1, 4, D, D, device="cuda")
+            x = family(name, ACCURACY_TOKENS, ACCURACY_HEADS)
+            state = torch.randn(1, ACCURACY_HEADS, D, D, device="cuda")
             out, final = recurrence(x, state[0])
             for peer, call in calls.items():
                 got_out, got_final = call(x, state, None)
@@ -230,9 +235,14 @@ def moved_bytes(x: dict[str, torch.Tensor], state: torch.Tensor) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def problems() -> Iterator[tuple[str, dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None, int]]:
-    """(name, inputs, initial state, cu_seqlens, bytes that the call must move)."""
+Problem = tuple[str, dict[str, torch.Tensor], torch.Tensor, torch.Tensor | None, int]
+
+
+def problems(heads: int | None = None) -> Iterator[Problem]:
+    """(name, inputs, initial state, cu_seqlens, bytes that the call must move), of all numbers of heads or of one."""
     for H, lengths_name, gate in BENCHMARKS:
+        if heads not in (None, H):
+            continue
         lengths = LENGTHS[lengths_name]
         torch.manual_seed(0)
         x = family(FAMILY_OF_GATE[gate], sum(lengths), H)
@@ -266,6 +276,25 @@ def benchmark(calls: dict[str, Call], published: dict[str, float], write: Callab
         write(rows)
 
 
+def compile_fla(heads: int) -> None:
+    """fla's kernels for problems of one number of heads, which is a constant of theirs."""
+    fla = fla_triton()
+    if fla is None:
+        return
+    fla(family("F1", ACCURACY_TOKENS, heads), torch.zeros(1, heads, D, D, device="cuda"), None)
+    for _, x, state, cu, _ in problems(heads):
+        fla(x, state, cu)
+    torch.cuda.synchronize()
+
+
+def compile_all_fla() -> None:
+    # What runs beside this would mislead fla's choice of block sizes: it is not kept.
+    os.environ["FLA_CACHE_RESULTS"] = "0"
+    heads = sorted({ACCURACY_HEADS, *(H for H, _, _ in BENCHMARKS)})
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_fla, heads))
+
+
 def versions(published: str | None) -> dict[str, str]:
     """Of what runs beside this package, as far as it is installed: by the name of the distribution."""
     names = {"torch", "triton", "flash-linear-attention"}
@@ -297,10 +326,14 @@ def main() -> None:
     parser.add_argument("--published", metavar="DIR", help="where the published package of the same module name is installed")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--no-fla", action="store_true", help="leave fla out, whose kernels take minutes to compile")
+    parser.add_argument("--compile", action="store_true", help="only compile fla's kernels")
     parser.add_argument("--as-published", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_published:
         run_as_published()
+        return
+    if options.compile:
+        compile_all_fla()
         return
     if options.folder is None:
         parser.error("FOLDER: required")

@@ -48,15 +48,15 @@ install_for_gpu() {
   fi
 }
 
-# Reports are in the folder as soon as each is complete, so that a run that is cut short keeps them; `tools/record.py FOLDER`
-# makes the record of them on any machine. What is not timed runs side by side.
+# Reports are in the folder as soon as each is complete. A run that was cut short goes on when it is started again with its
+# folder: what passed is left out. `tools/record.py FOLDER` makes the record on any machine. What is not timed runs side by side.
 command_gpu() {
   local folder=${1:-} kit=${2:-} scratch tests=$PWD/build/tests/cuda/flash_kda_cuda_tests flashkda=$PWD/build/cli/flashkda
   local host_cost=$PWD/build/bench/host_cost python=$PWD/.venv/bin/python not_here=''
   [[ -n $folder ]] || fail "gpu: got no folder, accepted is the folder to write reports into"
   has_gpu || fail "gpu: no GPU here (nvidia-smi -L finds none)"
   find_nvcc || fail "gpu: nvcc not found"
-  mkdir -p "$folder"/{tests,sanitizer,accuracy,benchmarks,logs}
+  mkdir -p "$folder"/{tests,sanitizer,accuracy,benchmarks,logs,passed}
   folder=$(realpath "$folder")
   scratch=$(mktemp -d)
   if [[ -n $kit ]]; then
@@ -68,10 +68,16 @@ command_gpu() {
     stage build build_for_gpu
   fi
 
-  "$flashkda" info --json > "$folder/info.json"
+  "$flashkda" info --json > "$scratch/info.json"
   nvidia-smi --id=0 --query-gpu=name,driver_version --format=csv,noheader |
     awk -F', ' -v date="$(date -u +%F)" '{ printf "{\"device\": \"%s\", \"driver\": \"%s\", \"date\": \"%s\"}\n", $1, $2, date }' \
-      > "$folder/device.json"
+      > "$scratch/device.json"
+  local report
+  for report in info.json device.json; do
+    [[ ! -e $folder/$report ]] || cmp --quiet "$scratch/$report" "$folder/$report" ||
+      fail "gpu: got $folder with reports of another build, machine or day, accepted is a new folder or one of the same"
+    cp "$scratch/$report" "$folder"
+  done
   local paths=(two_kernel fused)
   if [[ $(nvidia-smi --id=0 --query-gpu=compute_cap --format=csv,noheader) != 9.0 ]]; then
     echo "the fused path is left out: it is for compute capability 9.0"
@@ -81,13 +87,15 @@ command_gpu() {
   local names=() processes=() failed=()
   trap 'jobs -pr | xargs --no-run-if-empty kill' EXIT
   start() {  # NAME COMMAND...
+    [[ ! -e $folder/passed/$1 ]] || return 0
     "${@:2}" > "$folder/logs/$1.log" 2>&1 &
     names+=("$1") processes+=($!)
   }
   alone() {  # NAME COMMAND...
     local start=$SECONDS
+    [[ ! -e $folder/passed/$1 ]] || return 0
     echo "==== $1"
-    "${@:2}" || failed+=("$1")
+    if "${@:2}"; then touch "$folder/passed/$1"; else failed+=("$1"); fi
     echo "==== $1: $((SECONDS - start)) s"
   }
   run_tests() {  # NAME PATH FILTER
@@ -106,10 +114,11 @@ command_gpu() {
   start racecheck sanitize racecheck 'Grid/*_fused' --cuda-path=two_kernel
   stage install install_for_gpu "$kit" "$scratch" "$python"
   start python env FLASHKDA_CLI="$flashkda" "$python" -m pytest -m gpu tests --junitxml="$folder/tests/python.xml"
-  # What it measures now is worth nothing; fla's kernels, which take minutes to compile, are then in Triton's cache.
-  start triton "$python" bench/gpu_record.py "$scratch/thrown_away"
+  # Into Triton's cache, where the peers' times find them.
+  start compile "$python" bench/gpu_record.py --compile
   for i in "${!names[@]}"; do
     if wait "${processes[i]}"; then
+      touch "$folder/passed/${names[i]}"
       echo "==== ${names[i]}: passed, after $SECONDS s"
     else
       failed+=("${names[i]}")
