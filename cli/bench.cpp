@@ -15,6 +15,7 @@
 #include "cli/commands.h"
 #include "cli/execution.h"
 #include "cli/generator.h"
+#include "cli/json.h"
 #include "cli/options.h"
 #include "cli/peak.h"
 #include "cli/progress.h"
@@ -217,7 +218,7 @@ ExitCode bench(const Options& options, bool own_case) {
                         1e-12;
   for (const auto& [count, peak] : peaks) json["fp32_peak_gflops"][std::to_string(count)] = peak * 1e-9;
   for (const Timing& timing : timings) json["benchmarks"].push_back(to_json(timing, gpu));
-  const std::string text = json.dump(2) + '\n';
+  const std::string text = text_of(json);
   output->write({std::as_bytes(std::span(text))});
   return kOk;
 }

@@ -9,6 +9,7 @@
 #include "cli/commands.h"
 #include "cli/comparison.h"
 #include "cli/execution.h"
+#include "cli/json.h"
 #include "cli/options.h"
 #include "cli/problem.h"
 #include "cli/progress.h"
@@ -105,7 +106,7 @@ ExitCode check(const Options& options) {
   }
   if (options.json) {
     json["passed"] = passed;
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}", text_of(json));
   } else {
     fmt::print("{:<16} {}\n", "verdict", passed ? "ok" : "FAILED");
   }
@@ -129,8 +130,8 @@ Command add_check(CLI::App& app) {
       "The error of a tensor is ||result - reference|| / ||reference|| (Frobenius). What is compared with the\n"
       "tolerance is the part that the rounding of the result's type does not explain,\n"
       "  sqrt(||result - reference||^2 - ||rounded reference - reference||^2) / ||reference||,\n"
-      "so that one tolerance serves float32 and bfloat16 results. NaN and Inf are counted apart; one where the\n"
-      "reference has another value fails the check. Tolerances: CPU {:.0e}, GPU {:.0e}; inputs whose metadata\n"
+      "so that one tolerance serves float32 and bfloat16 results. NaN and Inf are counted apart; an element that is\n"
+      "finite on one side alone fails the check. Tolerances: CPU {:.0e}, GPU {:.0e}; inputs whose metadata\n"
       "says family F6 or F7 (near-parallel keys) CPU {:.0e}, GPU {:.1e}, {:.1e} by the fused kernel.\n"
       "Exit code 0 if every result is within the tolerance, 1 if not.\n"
       "Examples:\n"

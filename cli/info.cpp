@@ -6,6 +6,7 @@
 #include <string>
 
 #include "cli/commands.h"
+#include "cli/json.h"
 #include "cli/options.h"
 
 namespace flash_kda::cli {
@@ -45,7 +46,7 @@ ExitCode print_info(const Options& options) {
   if (options.json) {
     nlohmann::ordered_json json = machine;
     json["forward"] = {{"device", device.name()}, {"plan", plan}};
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}", text_of(json));
     return kOk;
   }
   const auto text = [](const nlohmann::ordered_json& value) {

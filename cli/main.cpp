@@ -1,4 +1,6 @@
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -68,10 +70,20 @@ int run(int argc, char** argv) {
   fail(FLASH_KDA_ERROR_VALUE, "command: got none, accepted is {} (see flashkda --help)", kCommands);
 }
 
+/// A process may be started with standard streams closed; the first file that it opens would then become one of them.
+/// What takes their place cannot be written to, so that lost output is still an error.
+void fill_standard_streams() {
+  int descriptor = 0;
+  do descriptor = open("/dev/null", O_RDONLY);
+  while (descriptor >= 0 && descriptor <= STDERR_FILENO);
+  if (descriptor >= 0) close(descriptor);
+}
+
 }  // namespace
 }  // namespace flash_kda::cli
 
 int main(int argc, char** argv) {
+  flash_kda::cli::fill_standard_streams();
   try {
     const int code = flash_kda::cli::run(argc, argv);
     if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;

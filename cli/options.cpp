@@ -9,6 +9,7 @@
 #include <numeric>
 #include <optional>
 #include <string_view>
+#include <type_traits>
 
 #include "api/error.h"
 
@@ -17,9 +18,11 @@ namespace {
 
 constexpr int64_t kMaxTokens = int64_t{1} << 40;
 
-/// The whole of `text` as a number.
+/// The whole of `text` as a decimal number. Whole numbers have no leading zero: CLI11, which reads them once more,
+/// would take it for an octal one.
 template <typename Number>
 std::optional<Number> parse(std::string_view text) {
+  if (std::is_integral_v<Number> && text.size() > 1 && text.front() == '0') return std::nullopt;
   Number value{};
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (code != std::errc() || end != text.data() + text.size()) return std::nullopt;

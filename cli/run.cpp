@@ -11,6 +11,7 @@
 #include "api/error.h"
 #include "cli/commands.h"
 #include "cli/execution.h"
+#include "cli/json.h"
 #include "cli/options.h"
 #include "cli/problem.h"
 #include "cli/progress.h"
@@ -59,7 +60,7 @@ ExitCode run(const Options& options) {
                                 {"tokens", tokens},         {"sequences", problem.sequences()},
                                 {"ms", seconds * 1e3},      {"tokens_per_s", tokens_per_second}};
     if (output) json["output"] = options.output;
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}", text_of(json));
     return kOk;
   }
   fmt::print("device       {} ({})\n", device.name(), execution.path());

@@ -526,6 +526,7 @@ def test_help_teaches_with_examples(command):
         (["run", "IN", "--gate", "log"], "A_log: given with the log gate"),
         (["check", "IN", "--tolerance", "x"], "--tolerance: got x, accepted is a number from 0 to 1000"),
         (["generate", "OUT", "--tokens", "1.5"], "--tokens: got 1.5, accepted is a whole number"),
+        (["generate", "OUT", "--tokens", "010"], "--tokens: got 010, accepted is a whole number"),
         (["generate", "OUT", "--heads", "0"], "--heads: got 0, accepted is a whole number from 1"),
         (["generate", "OUT", "--key-dim", "257"], "--key-dim: got 257, accepted is a whole number from 1 to 256"),
         (["generate", "OUT", "--heads", "2", "--value-heads", "3"], "--value-heads: got 3, accepted is a multiple of --heads 2"),
@@ -616,6 +617,27 @@ def test_a_full_standard_output_is_an_error(inputs, arguments):
         command = [BINARY, *(str(inputs) if a == "IN" else a for a in arguments)]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (2, "flashkda: standard output: cannot be written in full\n")
+
+
+def with_closed_streams(*arguments):
+    """Run the tool by a shell that closes all its standard streams."""
+    return subprocess.run(["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', BINARY, *map(str, arguments)], check=False, timeout=300)
+
+
+def test_closed_streams_do_not_become_files(tmp_path):
+    path = tmp_path / "bench.json"
+    done = with_closed_streams("bench", "--device", "cpu", "--tokens", 8, "--heads", 1, "--threads", 1, "--json", path)
+    assert done.returncode == 2  # the table is lost
+    assert [row["name"] for row in json.loads(path.read_text())["benchmarks"]] == ["forward/H1/fixed8/random"]
+
+
+@pytest.mark.parametrize("command", ["run", "check"])
+def test_json_of_a_file_whose_name_is_not_text(inputs, command):
+    name = os.fsencode(inputs) + b"\xff"
+    os.rename(inputs, name)
+    done = subprocess.run([BINARY, command, name, "--device", "cpu", "--json"], capture_output=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads(done.stdout)["input"] == f"{inputs}\ufffd"
 
 
 def test_an_interruption_leaves_nothing(tmp_path):

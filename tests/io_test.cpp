@@ -205,6 +205,18 @@ TEST_F(SafetensorsFile, NothingIsThereBeforeTheWriting) {
   EXPECT_EQ(names(), std::vector<std::string>{"a"});
 }
 
+TEST_F(SafetensorsFile, TemporaryFilesOfAnEarlierProcessOfTheSameNumberStay) {
+  std::vector<std::string> left;
+  for (int i = 0; i < 100; ++i) {
+    left.push_back(".flashkda-" + std::to_string(getpid()) + "-" + std::to_string(i) + ".tmp");
+    std::ofstream(path(left.back())) << "left";
+  }
+  write_safetensors(path("a"), {});
+  for (const std::string& name : left) EXPECT_EQ(contents(path(name)), "left");
+  EXPECT_EQ(names().size(), left.size() + 1);
+  EXPECT_EQ(read_safetensors(path("a")).tensors.size(), 0U);
+}
+
 TEST_F(SafetensorsFile, OutputsThatCannotBeFiles) {
   const auto message = [](const std::string& where) {
     try {

@@ -311,11 +311,10 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(target_of
   if (replaces && ((status.permissions() & kWritable) == fs::perms::none || access(target_.c_str(), W_OK) != 0))
     refuse("{}: got a read-only file, accepted is a new file or one that may be written", path);
 
-  static std::atomic<int> count = 0;
-  temporary_ = folder / fmt::format(".flashkda-{}-{}.tmp", getpid(), ++count);
   if (access(kOpenFiles, X_OK) == 0) descriptor_ = open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0666);
   if (descriptor_ < 0) {  // a file system without files that have no name, or no way to name them later
-    descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    descriptor_ =
+        with_new_name([](const char* name) { return open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     named_ = descriptor_ >= 0;
   }
   if (descriptor_ < 0) fail_to_write(std::strerror(errno), 0);
@@ -326,6 +325,17 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(target_of
 OutputFile::~OutputFile() {
   if (descriptor_ >= 0) close(descriptor_);
   if (named_) unlink(temporary_.c_str());
+}
+
+template <typename Make>
+int OutputFile::with_new_name(const Make& make) {
+  static std::atomic<int> count = 0;
+  int result = 0;
+  do {
+    temporary_ = target_.parent_path() / fmt::format(".flashkda-{}-{}.tmp", getpid(), ++count);
+    result = make(temporary_.c_str());
+  } while (result < 0 && errno == EEXIST);  // left by a process of the same number
+  return result;
 }
 
 void OutputFile::fail_to_write(const char* reason, size_t bytes) const {
@@ -346,7 +356,9 @@ void OutputFile::write(const std::vector<std::span<const std::byte>>& parts) {
   }
   // A link cannot replace a file, a renaming can.
   const std::string unnamed = fmt::format("{}/{}", kOpenFiles, descriptor_);
-  named_ = named_ || linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, temporary_.c_str(), AT_SYMLINK_FOLLOW) == 0;
+  named_ = named_ || with_new_name([&](const char* name) {
+                       return linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, name, AT_SYMLINK_FOLLOW);
+                     }) == 0;
   if (!named_ || rename(temporary_.c_str(), target_.c_str()) != 0) fail_to_write(std::strerror(errno), total);
   named_ = false;
 }

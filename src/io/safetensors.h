@@ -78,6 +78,9 @@ class OutputFile {
   void write(const std::vector<std::span<const std::byte>>& parts);
 
  private:
+  /// What `make` of a temporary name that no file has returns; -1 and errno if that fails.
+  template <typename Make>
+  int with_new_name(const Make& make);
   [[noreturn]] void fail_to_write(const char* reason, size_t bytes) const;
 
   std::string path_;
