@@ -1,5 +1,5 @@
 // The fused kernel's device code on emulated warps against the fp64 recurrence: what it computes, which warp waits for
-// which, and that nothing else is written. Not its registers, timing, fences and asynchronous copies: those need a GPU.
+// which and for which copies, and that nothing else is written. Not its registers, timing and fences: those need a GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>

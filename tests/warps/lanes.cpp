@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -27,6 +28,14 @@ struct Meeting {
   uint64_t count = 0;
 };
 
+/// An asynchronous operation that is not done yet.
+struct AskedFor {
+  std::function<void()> operation;
+  const void* waited_for;
+  int64_t pass;  ///< when it is done, or kWhenNeeded
+};
+constexpr int64_t kWhenNeeded = std::numeric_limits<int64_t>::max();
+
 struct Ctas {
   const std::function<void()>* body;
   size_t threads;  ///< of a CTA
@@ -37,10 +46,18 @@ struct Ctas {
   std::vector<std::array<uint32_t, 16>> words;
   size_t running = 0;
   bool late = false;
-  std::vector<std::function<void()>> asked_for;  ///< asynchronous operations that are not done yet
+  std::mt19937_64 random;
+  int64_t pass = 0;  ///< over all warps
+  std::vector<AskedFor> asked_for;
 };
 
 Ctas* ctas = nullptr;
+
+void do_one(std::vector<AskedFor>::iterator one) {
+  const std::function<void()> operation = std::move(one->operation);
+  ctas->asked_for.erase(one);
+  operation();
+}
 
 void run_fiber() {
   (*ctas->body)();
@@ -86,33 +103,32 @@ bool run_ctas(int count, int threads, uint64_t seed, const std::function<void()>
       swapcontext(&current.scheduler, &fiber.context);
     }
   };
-  const auto do_first_asked_for = [&] {
-    progress = true;
-    const std::function<void()> operation = std::move(current.asked_for.front());
-    current.asked_for.erase(current.asked_for.begin());
-    operation();
-  };
   std::vector<size_t> order(current.warps.size());
   std::iota(order.begin(), order.end(), size_t{0});
   if (seed == 0) {
     while (std::exchange(progress, false))
       for (size_t warp : order) run_warp(warp);
   } else {
-    std::mt19937_64 random(seed);
+    std::mt19937_64& random = current.random;
+    random.seed(seed);
+    const auto do_next_until = [&](int64_t pass) {  // of those that are asked for, the one that comes first
+      const auto next = std::ranges::min_element(current.asked_for, {}, &AskedFor::pass);
+      if (next == current.asked_for.end() || next->pass > pass) return false;
+      do_one(next);
+      return progress = true;
+    };
     std::vector<uint64_t> turns(order.size());  // of a warp, of 16 passes
-    for (int pass = 0; std::exchange(progress, false); ++pass) {
-      if (pass % 64 == 0)
+    for (; std::exchange(progress, false); ++current.pass) {
+      if (current.pass % 64 == 0)
         for (uint64_t& n : turns) n = uint64_t{1} << random() % 5;
       std::shuffle(order.begin(), order.end(), random);
       for (size_t warp : order)
         if (random() % 16 < turns[warp]) run_warp(warp);
-      if (!current.asked_for.empty() && random() % 4 == 0) {
-        std::swap(current.asked_for.front(), current.asked_for[random() % current.asked_for.size()]);
-        do_first_asked_for();
+      while (do_next_until(current.pass)) {
       }
       if (progress) continue;  // else see whether those whose turn it was not can go on
       for (size_t warp : order) run_warp(warp);
-      if (!progress && !current.asked_for.empty()) do_first_asked_for();
+      if (!progress) do_next_until(kWhenNeeded);
     }
   }
   ctas = nullptr;
@@ -120,11 +136,18 @@ bool run_ctas(int count, int threads, uint64_t seed, const std::function<void()>
 }
 
 bool is_late() { return ctas->late; }
-void do_asynchronously(std::function<void()> operation) {
-  if (ctas->late)
-    ctas->asked_for.push_back(std::move(operation));
-  else
-    operation();
+void do_asynchronously(const void* waited_for, std::function<void()> operation) {
+  if (!ctas->late) return operation();
+  constexpr uint64_t kLatest = 12;  // log2 of passes
+  const bool when_needed = ctas->random() % 2 == 0;
+  ctas->asked_for.push_back({std::move(operation), waited_for,
+                             when_needed ? kWhenNeeded : ctas->pass + (int64_t{1} << ctas->random() % kLatest)});
+}
+void need(const void* waited_for) {
+  const auto needed = [&](const AskedFor& one) { return one.waited_for == waited_for && one.pass == kWhenNeeded; };
+  for (auto one = ctas->asked_for.begin();
+       (one = std::ranges::find_if(ctas->asked_for, needed)) != ctas->asked_for.end();)
+    do_one(one);
 }
 
 int thread_index() { return static_cast<int>(ctas->running % ctas->threads); }

@@ -15,8 +15,10 @@ bool run_ctas(int count, int threads, uint64_t seed, const std::function<void()>
 
 /// Whether what is asynchronous is done late.
 bool is_late();
-/// A copy: done now, or between other fibers' steps some time later.
-void do_asynchronously(std::function<void()> operation);
+/// A copy, of which `waited_for` (a barrier, a count) tells others: done now or, where what is asynchronous is late,
+/// some time later between other fibers' steps, or not before somebody looks at `waited_for` and calls need().
+void do_asynchronously(const void* waited_for, std::function<void()> operation);
+void need(const void* waited_for);
 
 /// Index of the running fiber in its CTA, the CTA's, and that among the fibers of all CTAs.
 int thread_index();

@@ -12,6 +12,7 @@
 #include <cstring>
 #include <initializer_list>
 #include <map>
+#include <vector>
 
 #include "api/params.h"
 #include "lanes.h"
@@ -211,11 +212,18 @@ inline void mbarrier_arrive(Word, Word, Word, uint64_t* barrier) {
 template <int>
 struct n32_t {};
 inline void cp_async_bulk_commit_group() {}
-inline std::map<size_t, int> stores_in_flight;  ///< of a fiber
-inline void cp_async_bulk_wait_group_read(n32_t<0>) {
-  test::wait_until([&in_flight = stores_in_flight[test::fiber_index()]] { return in_flight == 0; });
+inline std::map<size_t, int> unread_stores, unwritten_stores;  ///< of a fiber, in flight
+inline void wait_for_stores(const int& count) {
+  test::wait_until([&] {
+    test::need(&count);
+    return count == 0;
+  });
 }
-inline void cp_async_bulk_wait_group(n32_t<0>) { cp_async_bulk_wait_group_read(n32_t<0>{}); }
+inline void cp_async_bulk_wait_group_read(n32_t<0>) { wait_for_stores(unread_stores[test::fiber_index()]); }
+inline void cp_async_bulk_wait_group(n32_t<0>) {
+  cp_async_bulk_wait_group_read(n32_t<0>{});
+  wait_for_stores(unwritten_stores[test::fiber_index()]);
+}
 inline void mbarrier_arrive_expect_tx(Word, Word, Word, uint64_t* barrier, uint32_t bytes) {
   barriers.at(barrier).bytes += bytes;
   mbarrier_arrive(sem_release, scope_cta, space_shared, barrier);
@@ -245,23 +253,26 @@ inline void cp_async_bulk_tensor(Word, Word, unsigned char* shared, const CUtens
   const TokenTensor& x = *source.tensor;
   const auto* const data =
       static_cast<const uint16_t*>(x.data) + corner[3] * x.stride_batch + corner[1] * x.stride_head;
-  test::do_asynchronously(
-      [=, first_token = corner[2], first_channel = corner[0], tokens = source.tokens, stride = x.stride_token] {
-        for (int t = 0; t < kTokens; ++t)
-          for (int c = 0; c < kChannels; ++c) {
-            const int64_t token = first_token + t;
-            const uint16_t value = token < tokens ? data[token * stride + first_channel + c] : uint16_t{0};
-            std::memcpy(shared + t * 128 + (c / 8 ^ t % 8) * 16 + c % 8 * 2, &value, sizeof(value));
-          }
-        barriers.at(barrier).bytes -= kTokens * kChannels * 2;
-        barriers.at(barrier).settle();
-      });
+  test::do_asynchronously(barrier, [=, first_token = corner[2], first_channel = corner[0], tokens = source.tokens,
+                                    stride = x.stride_token] {
+    for (int t = 0; t < kTokens; ++t)
+      for (int c = 0; c < kChannels; ++c) {
+        const int64_t token = first_token + t;
+        const uint16_t value = token < tokens ? data[token * stride + first_channel + c] : uint16_t{0};
+        std::memcpy(shared + t * 128 + (c / 8 ^ t % 8) * 16 + c % 8 * 2, &value, sizeof(value));
+      }
+    barriers.at(barrier).bytes -= kTokens * kChannels * 2;
+    barriers.at(barrier).settle();
+  });
 }
 
 }  // namespace ptx
 
 inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
-  test::wait_until([&] { return barriers.at(barrier).phase % 2 != parity; });
+  test::wait_until([&] {
+    test::need(barrier);
+    return barriers.at(barrier).phase % 2 != parity;
+  });
 }
 inline void arrive_as_warp(uint64_t* barrier, int lane) {
   test::sync_warp();
@@ -270,18 +281,23 @@ inline void arrive_as_warp(uint64_t* barrier, int lane) {
 inline std::map<uint32_t, int64_t> bulk_loads;  ///< how many so far, by their bytes
 inline void bulk_load(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
   ++bulk_loads[bytes];
-  test::do_asynchronously([=] {
+  test::do_asynchronously(barrier, [=] {
     std::memcpy(shared, global, bytes);
     barriers.at(barrier).bytes -= bytes;
     barriers.at(barrier).settle();
   });
 }
 inline void bulk_store(void* global, const void* shared, uint32_t bytes) {
-  int& in_flight = ptx::stores_in_flight[test::fiber_index()];
-  ++in_flight;
-  test::do_asynchronously([=, &in_flight] {
-    std::memcpy(global, shared, bytes);
-    --in_flight;
+  int &unread = ptx::unread_stores[test::fiber_index()], &unwritten = ptx::unwritten_stores[test::fiber_index()];
+  ++unread;
+  ++unwritten;
+  test::do_asynchronously(&unread, [=, &unread, &unwritten] {
+    const auto* const first = static_cast<const unsigned char*>(shared);
+    --unread;
+    test::do_asynchronously(&unwritten, [=, &unwritten, content = std::vector<unsigned char>(first, first + bytes)] {
+      std::copy(content.begin(), content.end(), static_cast<unsigned char*>(global));
+      --unwritten;
+    });
   });
 }
 inline void fence_to_async_proxy() {}
