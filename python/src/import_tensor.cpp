@@ -188,6 +188,13 @@ dlpack::DataType type_of(const char* name, nb::handle object, const ArrayInterfa
   fail(FLASH_KDA_ERROR_TYPE, "{}: got dtype {}, accepted is a numeric one of this library", name, dtype);
 }
 
+/// NumPy: what is behind the mask of a masked array is exported too.
+void check_not_masked(const char* name, nb::handle object) {
+  if (std::string_view(Py_TYPE(object.ptr())->tp_name) == "numpy.ndarray" || !nb::hasattr(object, "mask")) return;
+  fail(FLASH_KDA_ERROR_TYPE, "{}: got a masked array, accepted is one without a mask, such as {}.filled(0)", name,
+       name);
+}
+
 View import_array_struct(const char* name, nb::handle object, nb::handle capsule, Access access) {
   const auto* a = static_cast<const ArrayInterface*>(PyCapsule_GetPointer(capsule.ptr(), nullptr));
   if (a == nullptr) throw nb::python_error();
@@ -278,8 +285,10 @@ View import_dlpack(const char* name, nb::object object, Access access, Call& cal
 
 View import_tensor(const char* name, nb::handle object, Access access, Call& call) {
   if (const dlpack::ExchangeApi* api = exchange_api_of(object)) return import_exchange(name, object, *api, call);
-  if (const nb::object capsule = nb::getattr(object, "__array_struct__", nb::none()); !capsule.is_none())
+  if (const nb::object capsule = nb::getattr(object, "__array_struct__", nb::none()); !capsule.is_none()) {
+    check_not_masked(name, object);
     return import_array_struct(name, object, capsule, access);
+  }
   const nb::str type = nb::inst_name(object);
   const bool is_jax = std::string_view(type.c_str()).starts_with("jax");
   if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__"))

@@ -47,6 +47,14 @@ def test_read_only_arrays_are_inputs_but_no_outputs():
         flash_kda.forward(**x, out=Exporter(out, True))
 
 
+def test_masked_arrays_are_refused():
+    x = tensors()
+    masked = np.ma.masked_array(x["k"], mask=False)
+    with pytest.raises(TypeError, match=r"k: got a masked array, accepted is .*k\.filled"):
+        flash_kda.forward(**{**x, "k": masked})
+    assert_matches(flash_kda.forward(**{**x, "k": masked.filled(0)}), x)
+
+
 def test_a_failing_export_is_named():
     class Broken(Exporter):
         def __dlpack__(self, **arguments):
